@@ -1,0 +1,109 @@
+"""One view of every kind of array that a kernel takes: NumPy, Numba, CuPy, PyTorch and whatever speaks their protocols."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+# What NumPy itself has no name for, under the names that PyTorch and ml_dtypes share.
+_EXTENDED = {name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")}
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """Where an array's elements are. `strides` are in bytes; `host` tells ordinary memory from a GPU's."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype
+    host: bool
+    readonly: bool
+
+    @property
+    def layout(self) -> str:
+        """Numba's letter: 'C' row-major, 'F' column-major, 'A' neither."""
+        return layout_of(self.shape, self.strides, self.dtype.itemsize)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+def view(array: object) -> ArrayView | None:
+    """Describe `array`, or None if it is no array.
+
+    Takes NumPy arrays, PyTorch tensors (also bfloat16 and fp8, which have no array interface), and objects
+    with `__cuda_array_interface__` or, failing that, DLPack.
+    """
+    if isinstance(array, np.ndarray):
+        readonly = not array.flags.writeable
+        return ArrayView(array.ctypes.data, array.shape, array.strides, array.dtype, True, readonly)
+    if is_torch(array):
+        size = array.element_size()
+        strides = tuple(s * size for s in array.stride())
+        return ArrayView(
+            array.data_ptr(), tuple(array.shape), strides, torch_dtype(array.dtype), not array.is_cuda, False
+        )
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is not None:
+        shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
+        strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
+        pointer, readonly = interface["data"]
+        own = getattr(array, "dtype", dtype)
+        if isinstance(own, np.dtype) and own.itemsize == dtype.itemsize:
+            dtype = own  # CuPy's bfloat16 travels as a plain two-byte type in the interface
+        return ArrayView(pointer or 0, shape, tuple(strides), dtype, False, bool(readonly))
+    if hasattr(array, "__dlpack__"):
+        return _from_dlpack(array)
+    return None
+
+
+def is_torch(array: object) -> bool:
+    """Whether `array` is a PyTorch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def torch_dtype(dtype: object) -> np.dtype:
+    """NumPy's (or ml_dtypes') equal of a `torch.dtype`."""
+    name = str(dtype).removeprefix("torch.")
+    return _EXTENDED.get(name) or np.dtype(name)
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Row-major strides in bytes."""
+    strides, step = [], itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+    """'C', 'F' or 'A'; an axis of one element may have any stride."""
+    for letter, axes in (("C", range(len(shape) - 1, -1, -1)), ("F", range(len(shape)))):
+        step = itemsize
+        for axis in axes:
+            if shape[axis] != 1 and strides[axis] != step:
+                break
+            step *= shape[axis]
+        else:
+            return letter
+    return "A" if 0 not in shape else "C"
+
+
+def _from_dlpack(array: object) -> ArrayView:
+    from cuda.core.utils import StridedMemoryView
+
+    memory = StridedMemoryView.from_dlpack(array, stream_ptr=-1)
+    dtype, shape = np.dtype(memory.dtype), tuple(memory.shape)
+    strides = memory.strides
+    in_bytes = tuple(s * dtype.itemsize for s in strides) if strides else contiguous_strides(shape, dtype.itemsize)
+    return ArrayView(
+        memory.ptr, shape, in_bytes, dtype, not memory.is_device_accessible, bool(memory.readonly)
+    )

@@ -1,0 +1,388 @@
+"""From a Python kernel to PTX, cubin, SASS and resource figures, with or without a GPU.
+
+The one road: Numba's front end writes PTX for a named architecture; that text, its mangled names made readable and
+its tensor-map parameters made by-value, is what the simulator executes and what nvJitLink turns into a cubin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from numba import cuda, types
+from numba.cuda import dispatcher as numba_dispatcher
+
+from . import arch as architectures
+from . import cache, ptx
+from .tensor_map import TensorMapType
+
+DEFAULT_ARCH = "sm_90a"
+_TENSOR_MAP_BYTES = 128
+_compile_lock = threading.RLock()
+
+
+class CompileError(Exception):
+    """ptxas or nvJitLink refused the PTX, or a tool that reads a cubin is missing."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One `.param` of the kernel: the argument's name or a part of it (`k_data`), PTX type, size and offset in bytes."""
+
+    name: str
+    type: str
+    size: int
+    align: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one thread and one block take: registers a thread, bytes of stack, spills, static shared and local memory."""
+
+    registers: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    shared_bytes: int
+    local_bytes: int
+    barriers: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel compiled for one architecture and one tuple of argument types."""
+
+    name: str
+    arch: str
+    ptx: str
+    parameters: tuple[Parameter, ...]
+    parameter_bytes: int
+    modules: tuple[tuple[str, str], ...] = field(repr=False, default=())
+
+    @functools.cached_property
+    def requirement(self) -> architectures.Requirement:
+        """The most demanding instruction in the PTX."""
+        return architectures.requirement("\n".join([self.ptx, *(text for _, text in self.modules)]))
+
+    @functools.cached_property
+    def _linked(self) -> tuple[bytes, str]:
+        key = cache.digest(["cubin", self.arch, self.ptx, *(text for _, text in self.modules), _linker_version()])
+        kept, log = cache.read(key, ".cubin"), cache.read(key, ".log")
+        if kept is not None and log is not None:
+            return kept, log.decode()
+        cubin, text = link([(self.name, self.ptx), *self.modules], self.arch)
+        cache.write(key, ".cubin", cubin)
+        cache.write(key, ".log", text.encode())
+        return cubin, text
+
+    @property
+    def cubin(self) -> bytes:
+        """The machine code, as an ELF image.
+
+        Raises:
+            CompileError: nvJitLink refused the PTX; the message quotes its log.
+        """
+        return self._linked[0]
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, spills, shared and local bytes, as ptxas reported them."""
+        return _parse_resources(self._linked[1], self.name)
+
+    @functools.cached_property
+    def sass(self) -> str:
+        """The cubin disassembled by nvdisasm, with the Python file and line above the instructions they became.
+
+        Raises:
+            CompileError: nvdisasm is not installed.
+        """
+        return disassemble(self.cubin)
+
+
+def compile_kernel(
+    function: Callable,
+    argument_types: Sequence[types.Type],
+    *,
+    arch: str = DEFAULT_ARCH,
+    threads: int | None = None,
+    min_blocks: int = 1,
+    cluster: tuple[int, int, int] | None = None,
+    fastmath: bool = False,
+) -> Compiled:
+    """Compile a Python kernel for argument types; needs no GPU and no driver.
+
+    Args:
+        function: a plain Python function; its device functions may be `@cuda.jit(device=True)` or plain `numba_tma` ones.
+        argument_types: Numba types in order; an array is `types.Array`, a tensor map `TensorMapType`.
+        arch: 'sm_80', 'sm_90', 'sm_90a', …
+        threads: most threads a block will have (`.maxntid`); with it, `min_blocks` (`.minnctapersm`) takes effect.
+        cluster: fixed cluster shape (`.reqnctapercluster`), or None.
+        fastmath: NVVM's fast-math flags.
+
+    Raises:
+        numba's TypingError, LoweringError: the kernel does not type or lower.
+        CompileError: the PTX does not have the parameters that its types promise.
+    """
+    options = (arch, threads, min_blocks, cluster, fastmath)
+    try:
+        key = cache.digest(
+            [
+                cache.environment(ptx.folder()),
+                cache.fingerprint(function),
+                repr(options),
+                *(str(t) for t in argument_types),
+            ]
+        )
+    except cache.Uncacheable:
+        key = None
+    kept = cache.read(key, ".json") if key else None
+    if kept is not None:
+        return _from_json(kept)
+    text = _numba_ptx(function, argument_types, arch, threads, min_blocks, fastmath)
+    names = list(inspect.signature(function).parameters)
+    compiled = _tidy(text, function.__name__, names, argument_types, arch, cluster)
+    if key:
+        cache.write(key, ".json", _to_json(compiled))
+    return compiled
+
+
+def link(modules: Sequence[tuple[str, str]], arch: str) -> tuple[bytes, str]:
+    """Assemble and link PTX modules, given as (name, text), into a cubin; returns it with ptxas' log.
+
+    Raises:
+        CompileError: quoting the assembler's own message.
+    """
+    from cuda.bindings import nvjitlink
+
+    options = [f"-arch={arch}", "-Xptxas=-v", "-verbose", "-lineinfo"]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        for name, text in modules:
+            data = text.encode()
+            nvjitlink.add_data(handle, nvjitlink.InputType.PTX, data, len(data), name)
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        return bytes(cubin), _log(nvjitlink.get_info_log_size, nvjitlink.get_info_log, handle)
+    except nvjitlink.nvJitLinkError as error:
+        log = _log(nvjitlink.get_error_log_size, nvjitlink.get_error_log, handle)
+        log += _log(nvjitlink.get_info_log_size, nvjitlink.get_info_log, handle)
+        raise CompileError(f"{', '.join(name for name, _ in modules)} for {arch}: {error}\n{log}") from None
+    finally:
+        nvjitlink.destroy(handle)
+
+
+def disassemble(cubin: bytes) -> str:
+    """SASS of a cubin, by nvdisasm from its wheel or the CUDA toolkit.
+
+    Raises:
+        CompileError: there is no nvdisasm; the message says which package brings it.
+    """
+    tool = _nvdisasm()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        run = subprocess.run([tool, "-c", "-gi", "-sf", file.name], capture_output=True, text=True, check=False)
+        if run.returncode:  # older releases lack -sf
+            run = subprocess.run([tool, "-c", "-gi", file.name], capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise CompileError(f"{tool} failed: {run.stderr.strip()}")
+    return run.stdout
+
+
+def _nvdisasm() -> str:
+    import importlib.util
+
+    for package in ("nvidia", "nvidia.cu13"):
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            continue
+        for root in (spec.submodule_search_locations or []) if spec else []:
+            for found in sorted(Path(root).glob("**/bin/nvdisasm")):
+                return str(found)
+    tool = shutil.which("nvdisasm")
+    if tool is None:
+        raise CompileError("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm, or a CUDA toolkit on the PATH")
+    return tool
+
+
+def _log(size: Callable, get: Callable, handle: int) -> str:
+    text = bytearray(size(handle))
+    if not text:
+        return ""
+    get(handle, text)
+    return bytes(text).rstrip(b"\0").decode(errors="replace")
+
+
+@functools.cache
+def _linker_version() -> str:
+    from cuda.bindings import nvjitlink
+
+    return repr(nvjitlink.version())
+
+
+class _NamedDevice:
+    def __init__(self, capability: tuple) -> None:
+        self.compute_capability = capability
+
+
+@contextlib.contextmanager
+def _compiling_for(capability: tuple) -> Iterator[None]:
+    """Let nested device functions compile for `capability`: numba-cuda would ask the driver for the current GPU."""
+    with _compile_lock:
+        real = numba_dispatcher.get_current_device
+        numba_dispatcher.get_current_device = lambda: _NamedDevice(capability)
+        try:
+            yield
+        finally:
+            numba_dispatcher.get_current_device = real
+
+
+def _numba_ptx(
+    function: Callable,
+    argument_types: Sequence[types.Type],
+    arch: str,
+    threads: int | None,
+    min_blocks: int,
+    fastmath: bool,
+) -> str:
+    capability = architectures.parse(arch)
+    with _compiling_for(capability):
+        text, _ = cuda.compile(
+            function,
+            types.void(*argument_types),
+            cc=capability,
+            device=False,
+            abi="numba",
+            lineinfo=True,
+            fastmath=fastmath,
+            launch_bounds=(threads, min_blocks) if threads else None,
+        )
+    return text
+
+
+# Numba's flattening of an array argument, in order; shape and strides follow, one word a dimension each.
+_ARRAY_WORDS = ("meminfo", "parent", "size", "itemsize", "data")
+
+
+def _flatten(name: str, argument: types.Type) -> list[tuple[str, bool]]:
+    """Names of the `.param`s that one argument becomes, and whether each is a tensor map."""
+    if isinstance(argument, TensorMapType):
+        return [(name, True)]
+    if isinstance(argument, types.Array):
+        words = [*_ARRAY_WORDS]
+        words += [f"shape_{i}" for i in range(argument.ndim)] + [f"stride_{i}" for i in range(argument.ndim)]
+        return [(f"{name}_{word}", False) for word in words]
+    if isinstance(argument, types.BaseTuple):
+        return [leaf for i, member in enumerate(argument) for leaf in _flatten(f"{name}_{i}", member)]
+    return [(name, False)]
+
+
+_ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(\n?(.*?)\)\n", re.S)
+_SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
+
+
+def _tidy(
+    text: str,
+    name: str,
+    argument_names: Sequence[str],
+    argument_types: Sequence[types.Type],
+    arch: str,
+    cluster: tuple[int, int, int] | None,
+) -> Compiled:
+    """Give the entry and its parameters readable names and turn tensor maps into by-value parameters."""
+    entry = _ENTRY.search(text)
+    if entry is None:
+        raise CompileError(f"{name}: the PTX has no entry")
+    mangled = entry[1]
+    leaves = [leaf for n, t in zip(argument_names, argument_types, strict=True) for leaf in _flatten(n, t)]
+    declared = re.findall(r"\.param\s+(?:\.align \d+\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d+)\])?", entry[2])
+    if len(declared) != len(leaves):
+        raise CompileError(f"{name}: {len(declared)} parameters in the PTX, {len(leaves)} expected from its types")
+
+    # The environment object serves Numba's CPU calling convention only; nothing refers to it.
+    text = re.sub(rf"^\.common \.global[^\n]*NumbaEnv[^\n]*\n", "", text, flags=re.M)
+    parameters, lines, offset = [], [], 0
+    for (kind, old, _), (new, is_map) in zip(declared, leaves, strict=True):
+        if is_map:
+            size, align = _TENSOR_MAP_BYTES, 64
+            lines.append(f"\t.param .align 64 .b8 {new}[{size}]")
+            text = re.sub(
+                rf"ld\.param\.u64 \t?(%\w+), \[{re.escape(old)}\];",
+                rf"mov.b64 \t\1, {new};\n\tcvta.param.u64 \t\1, \1;",
+                text,
+            )
+        else:
+            size = align = _SIZES[kind.lstrip("usbf")]
+            lines.append(f"\t.param .{kind} {new}")
+            text = re.sub(rf"\b{re.escape(old)}\b", new, text)
+        offset = (offset + align - 1) // align * align
+        parameters.append(Parameter(new, kind, size, align, offset))
+        offset += size
+    header = f".visible .entry {name}(\n" + ",\n".join(lines) + "\n)\n"
+    if cluster and cluster != (1, 1, 1):
+        header += ".explicitcluster\n.reqnctapercluster {}, {}, {}\n".format(*cluster)
+    text = _ENTRY.sub(lambda _: header, text, count=1)
+    text = re.sub(rf"\b{re.escape(mangled)}\b", name, text)
+    return Compiled(name, arch, text, tuple(parameters), offset, tuple(ptx.link_files(text)))
+
+
+def _to_json(compiled: Compiled) -> bytes:
+    return json.dumps(
+        {
+            "name": compiled.name,
+            "arch": compiled.arch,
+            "ptx": compiled.ptx,
+            "parameters": [vars(p) for p in compiled.parameters],
+            "parameter_bytes": compiled.parameter_bytes,
+            "modules": compiled.modules,
+        }
+    ).encode()
+
+
+def _from_json(data: bytes) -> Compiled:
+    fields = json.loads(data)
+    fields["parameters"] = tuple(Parameter(**p) for p in fields["parameters"])
+    fields["modules"] = tuple((name, text) for name, text in fields["modules"])
+    return Compiled(**fields)
+
+
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"[Uu]sed (\d+) registers(?:, used (\d+) barriers)?")
+_SHARED = re.compile(r"(\d+) bytes smem")
+_LOCAL = re.compile(r"(\d+) bytes lmem")
+
+
+def _parse_resources(log: str, name: str) -> Resources:
+    # ptxas reports each function; the entry is what counts, and it is the last one reported as an entry.
+    start = log.find(f"Compiling entry function '{name}'")
+    own = log[start:] if start >= 0 else log
+    stack, used = _STACK.search(own), _USED.search(own)
+    if used is None:
+        raise CompileError(f"no resource report for {name} in the assembler's log:\n{log}")
+    shared, local = _SHARED.search(own), _LOCAL.search(own)
+    warnings = tuple(line.strip() for line in log.splitlines() if "warning" in line.lower() or "C75" in line)
+    frame = tuple(int(v) for v in stack.groups()) if stack else (0, 0, 0)
+    return Resources(
+        registers=int(used[1]),
+        stack_bytes=frame[0],
+        spill_store_bytes=frame[1],
+        spill_load_bytes=frame[2],
+        shared_bytes=int(shared[1]) if shared else 0,
+        local_bytes=int(local[1]) if local else 0,
+        barriers=int(used[2] or 0),
+        warnings=warnings,
+    )

@@ -1,0 +1,244 @@
+"""The CUDA driver, for launching: devices, streams, loaded kernels, staging copies. Nothing here runs without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+# The opt-in limit of shared memory a block is a device attribute; above this much a kernel has to ask for it.
+DEFAULT_SHARED_LIMIT = 48 * 1024
+_local = threading.local()
+
+
+class LaunchError(Exception):
+    """The driver refused a launch or an allocation; the message has its own name for the reason."""
+
+
+def _driver():
+    from cuda.bindings import driver
+
+    return driver
+
+
+def check(result: tuple | object, what: str) -> object:
+    """The value of a cuda.bindings call.
+
+    Raises:
+        LaunchError: naming `what` and the driver's error code.
+    """
+    status, *values = result if isinstance(result, tuple) else (result,)
+    if int(status) != 0:
+        raise LaunchError(f"{what}: {getattr(status, 'name', status)}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@functools.cache
+def device_count() -> int:
+    """Number of CUDA GPUs; 0 where there is no driver."""
+    try:
+        driver = _driver()
+        if int(driver.cuInit(0)[0]) != 0:
+            return 0
+        status, count = driver.cuDeviceGetCount()
+    except (ImportError, RuntimeError, OSError):
+        return 0
+    return count if int(status) == 0 else 0
+
+
+def current_device() -> int:
+    """Ordinal of the GPU whose context is current in this thread; makes the primary context of GPU 0 current if none is."""
+    ordinal = getattr(_local, "ordinal", None)
+    driver = _driver()
+    status, device = driver.cuCtxGetDevice()
+    if int(status) == 0:
+        _local.ordinal = int(device)
+        return _local.ordinal
+    ordinal = ordinal or 0
+    device = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
+    context = check(driver.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
+    check(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+    _local.ordinal = ordinal
+    return ordinal
+
+
+@functools.cache
+def attribute(name: str, ordinal: int = 0) -> int:
+    """A device attribute by the last part of its CU_DEVICE_ATTRIBUTE_ name."""
+    driver = _driver()
+    key = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return check(driver.cuDeviceGetAttribute(key, check(driver.cuDeviceGet(ordinal), "cuDeviceGet")), name)
+
+
+def capability(ordinal: int = 0) -> tuple[int, int]:
+    """Compute capability, (9, 0) for Hopper."""
+    return attribute("COMPUTE_CAPABILITY_MAJOR", ordinal), attribute("COMPUTE_CAPABILITY_MINOR", ordinal)
+
+
+@functools.cache
+def device_name(ordinal: int = 0) -> str:
+    """The GPU's product name."""
+    driver = _driver()
+    name = check(driver.cuDeviceGetName(128, check(driver.cuDeviceGet(ordinal), "cuDeviceGet")), "cuDeviceGetName")
+    return name.rstrip(b"\0").decode()
+
+
+def stream_handle(stream: object) -> int:
+    """The CUstream of anything that is one: an int, a Numba, CuPy, PyTorch or cuda.core stream, or None (default stream).
+
+    Raises:
+        TypeError: the object is none of these.
+    """
+    if stream is None:
+        return 0
+    if isinstance(stream, int):
+        return stream
+    for attribute_name in ("cuda_stream", "ptr"):  # PyTorch, CuPy
+        handle = getattr(stream, attribute_name, None)
+        if isinstance(handle, int):
+            return handle
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    handle = getattr(stream, "handle", None)
+    if handle is not None:  # Numba: an int, or a ctypes pointer whose value is None for the default stream
+        return int(getattr(handle, "value", handle) or 0)
+    raise TypeError(
+        f"stream: {type(stream).__name__} is no CUDA stream; pass an int handle or a Numba, CuPy, PyTorch or "
+        f"cuda.core stream"
+    )
+
+
+class LoadedKernel:
+    """A cubin loaded on a device, with its limits raised to what its launches ask for."""
+
+    def __init__(self, cubin: bytes, name: str, ordinal: int, cluster_blocks: int = 1) -> None:
+        driver = _driver()
+        self._image = cubin
+        self._ordinal = ordinal
+        self._shared = 0
+        self.name = name
+        self._library = check(
+            driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0), f"{name}: cuLibraryLoadData"
+        )
+        self.kernel = check(driver.cuLibraryGetKernel(self._library, name.encode()), f"{name}: cuLibraryGetKernel")
+        self.function = driver.CUfunction(int(self.kernel))
+        if cluster_blocks > 8:
+            self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
+
+    def _set(self, attribute_name: str, value: int) -> None:
+        driver = _driver()
+        key = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute_name}")
+        device = check(driver.cuDeviceGet(self._ordinal), "cuDeviceGet")
+        check(driver.cuKernelSetAttribute(key, value, self.kernel, device), f"{self.name}: {attribute_name} {value}")
+
+    def allow_shared(self, shared_bytes: int) -> None:
+        """Opt in to `shared_bytes` of dynamic shared memory a block.
+
+        Raises:
+            LaunchError: the device has less.
+        """
+        if shared_bytes <= max(self._shared, DEFAULT_SHARED_LIMIT):
+            return
+        limit = attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", self._ordinal)
+        if shared_bytes > limit:
+            raise LaunchError(
+                f"{self.name}: {shared_bytes} B of shared memory a block, {device_name(self._ordinal)} has {limit} B; "
+                f"take fewer stages or smaller tiles"
+            )
+        self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_bytes)
+        self._shared = shared_bytes
+
+    def blocks_per_multiprocessor(self, threads: int, shared_bytes: int) -> int:
+        """How many blocks of this size an SM holds at once (the driver's occupancy calculation)."""
+        self.allow_shared(shared_bytes)
+        driver = _driver()
+        return check(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes), "occupancy"
+        )
+
+
+def launch_config(
+    grid: Sequence[int], block: Sequence[int], shared_bytes: int, stream: int, cluster: Sequence[int] | None
+) -> object:
+    """A CUlaunchConfig; `grid` counts blocks, also when they form clusters."""
+    driver = _driver()
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
+    config.sharedMemBytes = shared_bytes
+    config.hStream = stream
+    if cluster and tuple(cluster) != (1, 1, 1):
+        entry = driver.CUlaunchAttribute()
+        entry.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimension = entry.value.clusterDim
+        dimension.x, dimension.y, dimension.z = cluster
+        entry.value.clusterDim = dimension
+        config.attrs = [entry]
+        config.numAttrs = 1
+    return config
+
+
+class DeviceCopy:
+    """A host array's copy in device memory, for the length of one launch."""
+
+    def __init__(self, host: np.ndarray) -> None:
+        driver = _driver()
+        self._host = host
+        self._packed = np.ascontiguousarray(host)
+        self.pointer = 0
+        if self._packed.nbytes:
+            self.pointer = int(check(driver.cuMemAlloc(self._packed.nbytes), f"allocating {host.nbytes} B"))
+            check(
+                driver.cuMemcpyHtoD(self.pointer, self._packed.ctypes.data, self._packed.nbytes), "copying to the device"
+            )
+
+    def copy_back(self) -> None:
+        """Bring the device's contents into the host array (waits for the default stream)."""
+        if self.pointer and self._host.flags.writeable:
+            driver = _driver()
+            target = self._host if self._host.flags.c_contiguous else self._packed.copy()
+            check(driver.cuMemcpyDtoH(target.ctypes.data, self.pointer, target.nbytes), "copying from the device")
+            if target is not self._host:
+                self._host[...] = target
+
+    def free(self) -> None:
+        """Return the device memory."""
+        if self.pointer:
+            _driver().cuMemFree(self.pointer)
+            self.pointer = 0
+
+
+def copy_to_host(pointer: int, nbytes: int) -> np.ndarray:
+    """Bytes of device memory as a NumPy uint8 array (synchronous)."""
+    target = np.empty(nbytes, np.uint8)
+    if nbytes:
+        check(_driver().cuMemcpyDtoH(target.ctypes.data, pointer, nbytes), "copying from the device")
+    return target
+
+
+def copy_to_device(pointer: int, source: np.ndarray) -> None:
+    """Write a contiguous NumPy array to device memory (synchronous)."""
+    if source.nbytes:
+        check(_driver().cuMemcpyHtoD(pointer, source.ctypes.data, source.nbytes), "copying to the device")
+
+
+def synchronize(stream: int = 0) -> None:
+    """Wait for everything enqueued on `stream`."""
+    check(_driver().cuStreamSynchronize(stream), "cuStreamSynchronize")
+
+
+class ArgumentBuffer:
+    """A kernel's parameters packed one after another, with the array of pointers that cuLaunchKernelEx reads."""
+
+    def __init__(self, nbytes: int, offsets: Sequence[int]) -> None:
+        # The tensor maps inside want 64-byte alignment, which ctypes does not promise.
+        self._raw = ctypes.create_string_buffer(nbytes + 64)
+        start = -ctypes.addressof(self._raw) % 64
+        self.view = memoryview(self._raw)[start : start + nbytes]
+        base = ctypes.addressof(self._raw) + start
+        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
+        self.address = ctypes.addressof(self._pointers)
