@@ -1,8 +1,8 @@
 """Everything that ends a simulation, and everything wrong with PTX text: one hierarchy under ``SimError``.
 
-An error knows the instruction it happened at and, through the instruction's ``.loc``, the line of Python (or of
-any other source language). Code that has no instruction at hand (memory, the copy engine) raises with a message
-only; whoever executes the instruction completes it by ``error.at(instruction)``.
+An error knows the instruction it happened at and, through the instruction's ``.loc``, the line of Python (or
+of any other source language). Code that has no instruction at hand (memory, the copy engine) raises with a
+message only; whoever executes the instruction completes it by ``error.at(instruction)``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 class SimError(Exception):
     """Base of all of the simulator's errors.
 
-    `message` names the rule, the value found and the way out. `instruction` is the parser's ``Instruction`` (or
-    a text) and `location` a ``SourceLocation`` (or a text); both may be added later by ``at``.
+    `message` names the rule, the value found and the way out. `instruction` is the parser's ``Instruction``
+    (or a text) and `location` a ``SourceLocation`` (or a text); both may be added later by ``at``.
     """
 
     def __init__(self, message: str, instruction: Any = None, location: Any = None) -> None:
@@ -24,7 +24,7 @@ class SimError(Exception):
         self.location = location if location is not None else getattr(instruction, "location", None)
 
     def at(self, instruction: Any, location: Any = None) -> SimError:
-        """Record where it happened, unless that is known already; returns the error itself, ready to raise."""
+        """Record where it happened, unless that is known already; returns the error itself, to raise."""
         if self.instruction is None:
             self.instruction = instruction
         if self.location is None:
@@ -69,11 +69,11 @@ class UnknownInstruction(SimError):
 
 
 class LaunchError(SimError):
-    """A launch that cannot begin: no such entry, wrong parameters, block, cluster or shared memory too large."""
+    """A launch that cannot begin: no such entry, wrong parameters, block or shared memory too large."""
 
 
 class OutOfBounds(SimError):
-    """An access outside the memory that exists: unmapped global, beyond shared, local, constant or parameters."""
+    """An access outside the memory that exists: unmapped global, past the end of another space."""
 
 
 class Misaligned(SimError):
@@ -85,7 +85,7 @@ class Trap(SimError):
 
 
 class Deadlock(SimError):
-    """No thread can go on and no copy is in flight. `report` has a line for each warp: where it waits, for what."""
+    """No thread can go on and no copy is in flight. `report`: a line for each warp, where it waits and for what."""
 
     def __init__(self, message: str, report: str = "", instruction: Any = None, location: Any = None) -> None:
         super().__init__(message, instruction, location)
