@@ -85,7 +85,7 @@ class Trap(SimError):
 
 
 class Deadlock(SimError):
-    """No thread can go on and no copy is in flight. `report`: a line for each warp, where it waits and for what."""
+    """No thread can go on and no copy is in flight. `report`: a line for each warp, what it waits for."""
 
     def __init__(self, message: str, report: str = "", instruction: Any = None, location: Any = None) -> None:
         super().__init__(message, instruction, location)
