@@ -131,7 +131,7 @@ class Fill(IntEnum):
     NAN = 1
 
 
-# tensormap.replace has codes of its own for the element type (PTX ISA, "tensormap.replace", table of new_val).
+# tensormap.replace has codes of its own for the element type (PTX ISA, "tensormap.replace", new_val).
 _PTX_ELEMTYPE = (
     DataType.UINT8,
     DataType.UINT16,
@@ -205,10 +205,13 @@ def encode(desc: Descriptor) -> bytes:
 def decode(data: bytes) -> Descriptor:
     """Return the descriptor held in 128 bytes.
 
-    Raises TensorMapError if they hold no tensor map of the simulator, or one that breaks a rule of the driver.
+    Raises TensorMapError if they hold no tensor map of the simulator, or one that breaks a rule of the
+    driver.
     """
     _check_tag(data)
-    dtype, last, interleave, swizzle, l2_promotion, fill, address, *rest = _FIELDS.unpack_from(data, len(_HEAD))
+    dtype, last, interleave, swizzle, l2_promotion, fill, address, *rest = _FIELDS.unpack_from(
+        data, len(_HEAD)
+    )
     rank = last + 1
     desc = Descriptor(
         dtype=dtype,
@@ -231,7 +234,9 @@ def check(desc: Descriptor) -> None:
 
     Interleaved layouts are refused: the simulator does not model them.
     """
-    _require(0 <= desc.dtype <= 12, f"element type {desc.dtype} is no CUtensorMapDataType of Hopper (0 to 12)")
+    _require(
+        0 <= desc.dtype <= 12, f"element type {desc.dtype} is no CUtensorMapDataType of Hopper (0 to 12)"
+    )
     dtype = DataType(desc.dtype)
     rank = desc.rank
     _require(1 <= rank <= MAX_RANK, f"rank {rank} is not in 1 to {MAX_RANK}")
@@ -241,7 +246,9 @@ def check(desc: Descriptor) -> None:
         f"rank {rank} needs {rank - 1} strides, {rank} box extents and {rank} element strides; "
         f"got {len(desc.strides)}, {len(desc.box)} and {len(desc.element_strides)}",
     )
-    _require(desc.interleave == Interleave.NONE, f"interleave {desc.interleave} is not modelled; use none (0)")
+    _require(
+        desc.interleave == Interleave.NONE, f"interleave {desc.interleave} is not modelled; use none (0)"
+    )
     _require(0 <= desc.swizzle <= 3, f"swizzle {desc.swizzle} does not exist on Hopper (0 to 3)")
     _require(0 <= desc.l2_promotion <= 3, f"L2 promotion {desc.l2_promotion} is not in 0 to 3")
     _require(0 <= desc.fill <= 1, f"out-of-bounds fill {desc.fill} is neither zero (0) nor NaN (1)")
@@ -272,27 +279,30 @@ def check(desc: Descriptor) -> None:
     span = Swizzle(desc.swizzle).span
     _require(
         desc.swizzle == Swizzle.NONE or inner <= span,
-        f"the box is {inner} B wide, more than the {span} B of its swizzle; narrow the box or widen the swizzle",
+        f"the box is {inner} B wide, more than the {span} B of its swizzle; narrow the box or take a wider "
+        "swizzle",
     )
 
 
 def replace(data: bytes, field: str, ordinal: int | None, value: int) -> bytes:
     """Return `data` with one field changed, as ``tensormap.replace.tile`` does.
 
-    `field` is the PTX name: global_address, rank, box_dim, global_dim, global_stride, element_stride, elemtype,
-    interleave_layout, swizzle_mode or fill_mode. `ordinal` selects the dimension for the four fields that have
-    one (else None); ordinal 0 of global_stride is the stride of dimension 1. `value` is coded as PTX codes it:
-    the rank is one less than the number of dimensions, strides are in bytes, and the element type has numbers
-    of its own, which are not those of the driver.
+    `field` is the PTX name: global_address, rank, box_dim, global_dim, global_stride, element_stride,
+    elemtype, interleave_layout, swizzle_mode or fill_mode. `ordinal` selects the dimension for the four
+    fields that have one (else None); ordinal 0 of global_stride is the stride of dimension 1. `value` is
+    coded as PTX codes it: the rank is one less than the number of dimensions, strides are in bytes, and the
+    element type has numbers of its own, which are not those of the driver.
 
     128 zero bytes become a tensor map by their first replacement: kernels build one from nothing that way.
-    Only the value itself is checked, since a map may be inconsistent between two replacements; `decode` checks
-    the whole. Raises TensorMapError.
+    Only the value itself is checked, since a map may be inconsistent between two replacements; `decode`
+    checks the whole. Raises TensorMapError.
     """
     if len(data) == NBYTES and not any(data):
         data = _HEAD + bytes(NBYTES - len(_HEAD))
     _check_tag(data)
-    _require(field in _REPLACEABLE, f"tensormap.replace: no field .{field}; there are {', '.join(_REPLACEABLE)}")
+    _require(
+        field in _REPLACEABLE, f"tensormap.replace: no field .{field}; there are {', '.join(_REPLACEABLE)}"
+    )
     code, offset, ordinals, limit = _REPLACEABLE[field]
     size = struct.calcsize(code)
     if ordinals:
