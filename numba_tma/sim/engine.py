@@ -184,7 +184,7 @@ class GroupTracker:
         self._pending = pending
 
 
-@dataclass
+@dataclass(eq=False)
 class _Operation:
     """One instruction of one thread, or one cp.async of many, under way.
 
@@ -197,7 +197,7 @@ class _Operation:
     text: str
     origin: Any
     thread: int
-    slots: tuple[int, ...]  # blocks whose shared memory the present phase touches
+    slots: tuple[int, ...]  # blocks whose shared memory the present phase touches (cp.async: see lanes)
     nbytes: int
     parts: list[Any]
     move: Callable[[Any], Callable[[], None] | None]
@@ -207,6 +207,12 @@ class _Operation:
     stores: bool = False
     lanes: np.ndarray | None = None  # the threads of a cp.async
     when_done: list[Callable[[], None]] = field(default_factory=list)
+
+    def touches(self, slot: int, threads_per_block: int) -> bool:
+        """Return whether the present phase reads or writes the shared memory of block `slot`."""
+        if self.lanes is not None:
+            return bool(np.any(self.lanes // threads_per_block == slot))
+        return slot in self.slots
 
     def describe(self, threads_per_block: int) -> str:
         return (
@@ -396,7 +402,7 @@ class AsyncEngine:
         targets: Sequence[int] | None = None,
         origin: Any = None,
     ) -> None:
-        """Global to shared: the box at `coords` (signed, innermost first) to offset `dst` of each target slot.
+        """Global to shared: the box at `coords` (signed, innermost first) to `dst` of every target slot.
 
         Elements outside the tensor arrive as its fill. Each target's `bar` is credited with the whole box's
         bytes. Raises TensorMapError for 128 bytes that are no tensor map, Misaligned (128 B for `dst`) and
@@ -449,7 +455,7 @@ class AsyncEngine:
         self, thread: int, tensor_map: bytes, coords: Sequence[int], origin: Any = None
     ) -> None:
         """Prefetch into L2: the tensor map and the number of coordinates are checked, nothing moves."""
-        self._check_tensor(f"cp.async.bulk.prefetch.tensor.{len(coords)}d.L2.global", tensor_map, coords, 0)
+        self._decode(f"cp.async.bulk.prefetch.tensor.{len(coords)}d.L2.global", tensor_map, coords)
 
     def _tensor_to_global(
         self,
@@ -468,8 +474,8 @@ class AsyncEngine:
         if min(coords) < 0:
             self._report(
                 "tma-store-negative-coordinate",
-                f"{text} at coordinates {coords}: the first element of a store's box must not lie before the "
-                "tensor; begin the box inside and store less",
+                f"{text} at coordinates {coords}: the first element of a store's box must not lie before "
+                "the tensor; begin the box inside and store less",
                 origin,
             )
         own = thread // self._threads_per_block
@@ -559,7 +565,7 @@ class AsyncEngine:
         self._check_shared(text, int(dst.min()), 0)
         self._check_shared(text, int(dst.max()), size)
         if src_size is not None and np.any((src_size < 0) | (src_size > size)):
-            raise SimError(f"{text}: src-size {int(src_size.max())} is not in 0 to {size}")
+            raise SimError(f"{text}: src-sizes {np.unique(src_size).tolist()} are not all in 0 to {size}")
         slots = threads // self._threads_per_block
         places = (slots * self._shared.shape[1] + dst) // size
         groups = self._cp_async.add(threads)
@@ -571,11 +577,9 @@ class AsyncEngine:
             self.bytes["cp_async"] += data.size
 
         parts = [slice(a, b) for a, b in self._ranges(len(threads), 1)]
-        touched = tuple(np.unique(slots).tolist())
         operation = _Operation(
-            "cp_async", text, origin, int(threads[0]), touched, size * len(threads), parts, move
+            "cp_async", text, origin, int(threads[0]), (), size * len(threads), parts, move, lanes=threads
         )
-        operation.lanes = threads
         self._issue(operation)
 
     def _gathered(self, src: np.ndarray, size: int, src_size: np.ndarray | None, text: str) -> np.ndarray:
@@ -601,7 +605,7 @@ class AsyncEngine:
         return self._cp_async.ready(threads, n)
 
     def cp_async_mbarrier_arrive(
-        self, threads: np.ndarray, bars: np.ndarray, noinc: bool, origin: Any = None
+        self, threads: np.ndarray, bars: np.ndarray | int, noinc: bool, origin: Any = None
     ) -> None:
         """Make each thread arrive at the mbarrier at offset `bars` once its cp.async copies so far are done.
 
@@ -610,6 +614,7 @@ class AsyncEngine:
         text = "cp.async.mbarrier.arrive"
         if len(threads) == 0:
             return
+        bars = np.broadcast_to(np.asarray(bars, np.int64), threads.shape)
         for bar in np.unique(bars).tolist():
             self._check_barrier(text, bar)
         slots = threads // self._threads_per_block
@@ -757,7 +762,9 @@ class AsyncEngine:
         return [
             operation.describe(self._threads_per_block)
             for operation in (*self._queue, *self._writes)
-            if slot is None or slot in operation.slots or slot == operation.thread // self._threads_per_block
+            if slot is None
+            or slot == operation.thread // self._threads_per_block
+            or operation.touches(slot, self._threads_per_block)
         ]
 
     def retire_block(self, slot: int) -> list[str]:
@@ -766,7 +773,7 @@ class AsyncEngine:
         Returns a line for each operation that was found doing so: bytes in flight at the block's exit.
         Writes to global memory whose source is read stay under way.
         """
-        found = [operation for operation in self._queue if slot in operation.slots]
+        found = [operation for operation in self._queue if operation.touches(slot, self._threads_per_block)]
         lines = [operation.describe(self._threads_per_block) for operation in found]
         for operation in found:
             self._finish(self._queue, operation)
@@ -803,7 +810,7 @@ class AsyncEngine:
         bounds = sorted(
             {0, length, *(int(i) * grain for i in self._rng.integers(1, length // grain + 1, parts))}
         )
-        return [(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if b <= length]
+        return list(zip(bounds, bounds[1:], strict=False))
 
     def _windows(self, geo: tensor.Geometry, box: tensor.Window) -> list[tensor.Window]:
         return tensor.split(geo, int(self._rng.integers(1, 5))) if self.policy == "random" else [box]
@@ -819,20 +826,25 @@ class AsyncEngine:
     def _check_tensor(
         self, text: str, tensor_map: bytes, coords: Sequence[int], shared: int
     ) -> tuple[descriptor.Descriptor, tensor.Geometry, tuple[int, ...]]:
-        desc = descriptor.decode(tensor_map)
-        if len(coords) != desc.rank:
-            raise SimError(f"{text}: {len(coords)} coordinates for a tensor map of rank {desc.rank}")
+        desc = self._decode(text, tensor_map, coords)
         geo = tensor.geometry(desc)
         if shared % tensor.SHARED_ALIGNMENT:
             self._misaligned(text, "shared address", shared, tensor.SHARED_ALIGNMENT)
         self._check_shared(text, shared, tensor.shared_extent(geo, shared))
         return desc, geo, tuple(coords)
 
+    @staticmethod
+    def _decode(text: str, tensor_map: bytes, coords: Sequence[int]) -> descriptor.Descriptor:
+        desc = descriptor.decode(tensor_map)
+        if len(coords) != desc.rank:
+            raise SimError(f"{text}: {len(coords)} coordinates for a tensor map of rank {desc.rank}")
+        return desc
+
     def _check_bulk(self, text: str, nbytes: int, **addresses: int) -> None:
         if nbytes % 16 or nbytes < 0:
             raise Misaligned(
-                f"{text}: size {nbytes} B is not a multiple of 16 B; copy {nbytes // 16 * 16} B in bulk and the "
-                "rest otherwise, or pad the buffer"
+                f"{text}: size {nbytes} B is not a multiple of 16 B; copy {nbytes // 16 * 16} B in bulk and "
+                "the rest otherwise, or pad the buffer"
             )
         for name, address in addresses.items():
             if address % 16:
@@ -847,15 +859,15 @@ class AsyncEngine:
         size = self._shared.shape[1]
         if offset < 0 or offset + nbytes > size:
             raise OutOfBounds(
-                f"{text}: shared memory [{offset:#x}, {offset + nbytes:#x}) is not within the block's {size} B; "
-                "ask for more shared memory at launch or correct the address"
+                f"{text}: [{offset:#x}, {offset + nbytes:#x}) is not within the block's {size} B of shared "
+                "memory; ask for more at launch or correct the address"
             )
 
     @staticmethod
     def _misaligned(text: str, name: str, address: int, alignment: int) -> None:
         raise Misaligned(
-            f"{text}: {name} {address:#x} is not a multiple of {alignment} B: it is {address % alignment} B past "
-            "one; align the buffer"
+            f"{text}: {name} {address:#x} is not a multiple of {alignment} B; it is {address % alignment} B "
+            "past one: align the buffer"
         )
 
 

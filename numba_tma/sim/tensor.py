@@ -241,10 +241,7 @@ def swizzled(address: int, swizzle: int) -> int:
 
 def shared_extent(geo: Geometry, dst: int) -> int:
     """Return the number of bytes from `dst` to the end of the last byte that a box at `dst` touches."""
-    chunks = _pattern(geo.swizzle, geo.row_bytes, geo.row_pitch, geo.rows, dst % _PATTERN_PERIOD)
-    if isinstance(chunks, slice):
-        return geo.nbytes
-    return int(chunks.max() + 1) * CHUNK - dst % _PATTERN_PERIOD
+    return _extent(geo.swizzle, geo.row_bytes, geo.row_pitch, geo.rows, dst % _PATTERN_PERIOD)
 
 
 def write_shared(shared: np.ndarray, dst: int, geo: Geometry, window: Window, payload: np.ndarray) -> None:
@@ -255,10 +252,11 @@ def write_shared(shared: np.ndarray, dst: int, geo: Geometry, window: Window, pa
 
 def read_shared(shared: np.ndarray, src: int, geo: Geometry, window: Window) -> np.ndarray:
     """Return the payload of `window` from `shared` (uint8, one block's memory), the box being at `src`."""
-    chunks = shared.view(_CHUNK_DTYPE)[_chunks(src, geo, window)]
-    if isinstance(chunks.base, np.ndarray):  # a slice: the payload must not change with the memory
-        chunks = chunks.copy()
-    return chunks.view(np.uint8).reshape(payload_shape(geo, window))
+    chunks = _chunks(src, geo, window)
+    data = shared.view(_CHUNK_DTYPE)[chunks]
+    if isinstance(chunks, slice):  # a view so far: the payload must not change with the memory
+        data = data.copy()
+    return data.view(np.uint8).reshape(payload_shape(geo, window))
 
 
 def shared_addresses(dst: int, geo: Geometry, window: Window) -> np.ndarray:
@@ -307,6 +305,14 @@ def _pattern(swizzle: int, row_bytes: int, pitch: int, rows: int, phase: int) ->
     row = phase + np.arange(rows, dtype=np.intp)[:, None] * pitch
     address = row + np.arange(0, row_bytes, CHUNK, dtype=np.intp)
     return (swizzled(address, swizzle) // CHUNK).ravel()
+
+
+@lru_cache(maxsize=256)
+def _extent(swizzle: int, row_bytes: int, pitch: int, rows: int, phase: int) -> int:
+    """Return the number of bytes from the begin of such a box to its last byte's end."""
+    chunks = _pattern(swizzle, row_bytes, pitch, rows, phase)
+    last = chunks.stop if isinstance(chunks, slice) else int(chunks.max()) + 1
+    return last * CHUNK - phase
 
 
 _REDUCTIONS = {
