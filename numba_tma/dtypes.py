@@ -1,8 +1,8 @@
 """Element types: one table from NumPy, ml_dtypes, PyTorch and Numba to the types that the copy engine knows.
 
-The engine moves bits and has fewer types than NumPy: signed 8- and 16-bit integers and the 8-bit floats travel as the
-unsigned integer of their size. A type matters to it for reductions, for the fill value and for the `_FTZ` and TF32
-variants of float32 (CUDA driver API, `CUtensorMapDataType`).
+The engine moves bits and has fewer types than NumPy: signed 8- and 16-bit integers and the 8-bit floats
+travel as the unsigned integer of their size. A type matters to it for reductions, for the fill value and for
+the `_FTZ` and TF32 variants of float32 (CUDA driver API, `CUtensorMapDataType`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from numba.cuda.extending import as_numba_type
 class ElementType:
     """One element type.
 
-    `name` is NumPy's or ml_dtypes' name, or for the engine's own float32 variants the driver's; `numpy` and `numba_type`
-    are what arrays of it hold; `tensor_map_name` and `tensor_map_code` are its `CUtensorMapDataType`; `size` is in bytes.
+    `name` is NumPy's or ml_dtypes' name, or for the engine's own float32 variants the driver's; `numpy` and
+    `numba_type` are what arrays of it hold; `tensor_map_name` and `tensor_map_code` are its
+    `CUtensorMapDataType`; `size` is in bytes; `floating` tells whether the engine knows a NaN of it.
     """
 
     name: str
@@ -98,7 +99,7 @@ _BY_NUMBA = {entry.numba_type: entry for entry in reversed(TABLE)}
 
 
 def lookup(dtype: object) -> ElementType:
-    """The table's entry for a NumPy or ml_dtypes dtype or scalar class, a `torch.dtype`, a Numba type, or a name.
+    """The table's entry for a NumPy or ml_dtypes dtype or scalar class, `torch.dtype`, Numba type, or name.
 
     Names are those of NumPy and ml_dtypes, and `float32_ftz`, `tfloat32`, `tfloat32_ftz`.
 

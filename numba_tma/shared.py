@@ -1,15 +1,17 @@
 """The shared-memory plan of a kernel: tiles, barriers and buffers by name.
 
-    smem = Shared(k=Tiles(2, (64, 64), float16, swizzle="128B"), full=Barriers(2), partial=Buffer((4,), float32))
+    smem = Shared(
+        k=Tiles(2, (64, 64), "float16", swizzle="128B"), full=Barriers(2), sums=Buffer((4,), "float32")
+    )
 
     @kernel(threads=128, shared=smem)
     def k(...):
         tile = smem.k[stage]                # a tile, also where a PTX instruction wants a shared address
         x = tile[row, column]               # one element, with the swizzle applied
         mbarrier_init(smem.full[stage], 1)
-        smem.partial[warp] = x
+        smem.sums[warp] = x
 
-A plan is a constant to the compiler: its offsets end up in the instructions. Everything lies in dynamic shared memory.
+A plan is a constant to the compiler: its offsets end up in the instructions. It is dynamic shared memory.
 """
 
 from __future__ import annotations
@@ -57,10 +59,10 @@ _BUFFER_ALIGNMENT = 16  # what cp.async.bulk and 16-byte vectors need
 
 @dataclass(frozen=True)
 class Swizzle:
-    """A swizzle mode of the copy engine: 16-byte chunks change places within `span` bytes, by bits of their line's address.
+    """A swizzle mode of the copy engine: 16-byte chunks change places within `span` bytes, by their address.
 
-    `code` is its `CUtensorMapSwizzle`; `alignment` is where the pattern repeats, in bytes; `mask` are the bits of a byte
-    address that are XORed with those three places above.
+    `code` is its `CUtensorMapSwizzle`; `alignment` is where the pattern repeats, in bytes; `mask` are the
+    bits of a byte address that are XORed with those three places above (PTX ISA, "Swizzling Modes").
     """
 
     name: str
@@ -129,15 +131,16 @@ class Tiles:
         self.dtype: ElementType = dtypes.lookup(dtype)
         self.swizzle = swizzle_named(swizzle).name
         mode, row = SWIZZLES[self.swizzle], self.shape[-1] * self.dtype.size
+        rows = f"Tiles: rows of {self.shape[-1]} × {self.dtype} = {row} B"
         if mode.span and row > mode.span:
             raise SharedMemoryError(
-                f"Tiles: rows of {self.shape[-1]} × {self.dtype} = {row} B under the {mode.name} swizzle; a row must fit "
-                f"its span of {mode.span} B: at most {mode.span // self.dtype.size} elements, or more tiles side by side"
+                f"{rows} under the {mode.name} swizzle; a row must fit its span of {mode.span} B: take at "
+                f"most {mode.span // self.dtype.size} elements, and more tiles side by side"
             )
         if mode.span and row % 16:
             raise SharedMemoryError(
-                f"Tiles: rows of {self.shape[-1]} × {self.dtype} = {row} B under the {mode.name} swizzle; it moves chunks "
-                f"of 16 B, so rows must be a multiple of {16 // self.dtype.size} elements"
+                f"{rows} under the {mode.name} swizzle; it moves chunks of 16 B, so rows must be a multiple "
+                f"of {16 // self.dtype.size} elements"
             )
 
     @property
@@ -152,12 +155,12 @@ class Tiles:
 
     @property
     def alignment(self) -> int:
-        """Alignment of each stage in bytes: 128 for the copy engine, more where the swizzle pattern must begin anew."""
+        """Alignment of each stage in bytes: 128 for the copy engine, more where a swizzle pattern must begin."""
         return SWIZZLES[self.swizzle].alignment
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all stages. The last is padded to a line of 128 bytes, within which a swizzle moves chunks."""
+        """Bytes of all stages; the last is padded to 128, the line within which a swizzle moves chunks."""
         return (self.stages - 1) * self.stage_stride + _round_up(self.tile_bytes, 128)
 
     def __repr__(self) -> str:
@@ -215,12 +218,13 @@ def _round_up(value: int, multiple: int) -> int:
 class Shared:
     """A kernel's shared memory: its members are `Tiles`, `Barriers` and `Buffer`s, by name.
 
-    They are laid out by falling alignment, in the order given where that is equal; so barriers come last, behind all data.
-    On the host `smem.NAME` is the member itself; in a kernel it is `smem.NAME[stage]` a tile or barrier, or a buffer.
+    They are laid out by falling alignment, in the order given where that is equal; so barriers come last,
+    behind all data. On the host `smem.NAME` is the member itself. In a kernel `smem.NAME[stage]` is a tile or
+    barrier, and a buffer is `smem.NAME`.
 
     Raises:
-        SharedMemoryError: no members, a name that the plan itself uses, something that is no member, or more bytes than
-            any GPU gives one block; the last shows what takes how much.
+        SharedMemoryError: no members, a name that the plan itself uses, something that is no member, or more
+            bytes than any GPU gives one block; the last shows what takes how much.
     """
 
     def __init__(self, **members: Tiles | Barriers | Buffer) -> None:
@@ -273,8 +277,9 @@ class Shared:
             )
         if self._nbytes > capacity:
             raise SharedMemoryError(
-                f"the plan takes {self._nbytes:,} B of shared memory, {self._nbytes - capacity:,} B more than the "
-                f"{capacity:,} B that a block may have on {arch}; take fewer stages or smaller tiles\n{self.table()}"
+                f"the plan takes {self._nbytes:,} B of shared memory, {self._nbytes - capacity:,} B more "
+                f"than the {capacity:,} B that a block may have on {arch}; take fewer stages or smaller "
+                f"tiles\n{self.table()}"
             )
 
     def table(self) -> str:
@@ -310,7 +315,7 @@ class Shared:
 
 
 def _lay_out(members: dict[str, Tiles | Barriers | Buffer]) -> tuple[dict[str, int], int]:
-    # Falling alignment leaves a gap only behind a member that is no multiple of its own alignment. sorted() is stable.
+    # By falling alignment a gap is left only behind a member that is no multiple of its own alignment.
     offsets, end = {}, 0
     for name in sorted(members, key=lambda n: -members[n].alignment):
         offsets[name] = _round_up(end, members[name].alignment)
@@ -318,9 +323,8 @@ def _lay_out(members: dict[str, Tiles | Barriers | Buffer]) -> tuple[dict[str, i
     return {name: offsets[name] for name in members}, end
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# In a kernel. A plan and its rows of tiles or barriers are compile-time constants that carry their offsets in their types;
-# a tile and a barrier are values: their address as a pointer into shared memory.
+# In a kernel. A plan and its rows of tiles or barriers are compile-time constants that carry their offsets in
+# their types; a tile and a barrier are values: their address as a pointer into shared memory.
 
 _BYTE_POINTER = ir.PointerType(ir.IntType(8), addrspace=3)
 _U32, _U64 = ir.IntType(32), ir.IntType(64)
@@ -580,7 +584,7 @@ class _SetItem(AbstractTemplate):
 
 
 def _index(context, builder, numba_type, value, extent: int, what: str):
-    """An index as an unsigned 32-bit number: Numba's wraparound of negative indices would cost a compare and a select."""
+    """An index as unsigned 32 bits, without the compare and select that Numba spends on negative ones."""
     if isinstance(numba_type, types.IntegerLiteral) and not 0 <= numba_type.literal_value < extent:
         raise IndexError(f"{what}: index {numba_type.literal_value} is not in 0 … {extent - 1}")
     return context.cast(builder, value, types.unliteral(numba_type), types.uint32)
@@ -612,7 +616,7 @@ def _lower_barrier(context, builder, sig, args):
 def _element_offset(context, builder, owner: TileType, index_types: Sequence[types.Type], indices: Sequence):
     """Swizzled byte offset of an element from its tile's start.
 
-    A tile starts where the pattern does, so the bits of the offset are those of the address: the engine takes the latter.
+    The engine swizzles by bits of the address. A tile starts where the pattern does, so the offset's will do.
     """
     offset = _U32(0)
     for index_type, index, extent, stride in zip(
