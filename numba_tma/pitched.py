@@ -1,7 +1,7 @@
 """Arrays whose rows start at multiples of 16 bytes, as tensor maps need them, whatever their length.
 
-The rows' ends are padding: `pitched((128, 1733), "float32")` is a view of 128 × 1733 elements into 128 ×
-1736.
+The rows' ends are padding: `pitched((128, 1733), "float32")` is a view of 128 × 1733 elements into
+128 × 1736.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def pitched_like(array: Any, *, empty: Callable[..., Any] = np.empty, alignment:
 
 
 def pitched_copy(array: Any, *, empty: Callable[..., Any] = np.empty, alignment: int = 16) -> Any:
-    """A copy of `array` as `pitched` makes it; for one in GPU memory give its library's allocator as `empty`."""
+    """A copy of `array` as `pitched` makes it; for a device array, `empty` is its library's allocator."""
     copy = pitched_like(array, empty=empty, alignment=alignment)
     copy[...] = array
     return copy

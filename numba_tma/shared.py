@@ -120,7 +120,7 @@ class Tiles:
         swizzle: 'none', '32B', '64B' or '128B', as in the tensor map that fills the tile.
 
     Raises:
-        SharedMemoryError: no stages, an extent below 1, or rows longer than the swizzle's span.
+        SharedMemoryError: no stages, an extent below 1, or rows that do not fill the swizzle's span.
         TypeError: no such element type.
         ValueError: no such swizzle.
     """
@@ -131,16 +131,12 @@ class Tiles:
         self.dtype: ElementType = dtypes.lookup(dtype)
         self.swizzle = swizzle_named(swizzle).name
         mode, row = SWIZZLES[self.swizzle], self.shape[-1] * self.dtype.size
-        rows = f"Tiles: rows of {self.shape[-1]} × {self.dtype} = {row} B"
-        if mode.span and row > mode.span:
+        # The engine takes shorter rows too, but lays them out a whole span apart.
+        if mode.span and row != mode.span:
             raise SharedMemoryError(
-                f"{rows} under the {mode.name} swizzle; a row must fit its span of {mode.span} B: take at "
-                f"most {mode.span // self.dtype.size} elements, and more tiles side by side"
-            )
-        if mode.span and row % 16:
-            raise SharedMemoryError(
-                f"{rows} under the {mode.name} swizzle; it moves chunks of 16 B, so rows must be a multiple "
-                f"of {16 // self.dtype.size} elements"
+                f"Tiles: rows of {self.shape[-1]} × {self.dtype} = {row} B under the {mode.name} swizzle; a row "
+                f"must fill its span of {mode.span} B: take {mode.span // self.dtype.size} elements (for more, "
+                f"several tiles side by side), or the swizzle that fits"
             )
 
     @property
@@ -155,7 +151,7 @@ class Tiles:
 
     @property
     def alignment(self) -> int:
-        """Alignment of each stage in bytes: 128 for the copy engine, more where a swizzle pattern must begin."""
+        """Alignment of each stage in bytes: 128 for the copy engine, more for a swizzle pattern to begin."""
         return SWIZZLES[self.swizzle].alignment
 
     @property

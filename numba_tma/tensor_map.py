@@ -346,13 +346,11 @@ def _inner_stride_message(view: ArrayView, transposed: bool) -> str:
         way = "the array is row-major as it is: leave transpose=True out"
     elif view.strides[0] == item:
         way = (
-            "the array is column-major: transpose=True describes its .T (box and coordinates too), or copy it "
-            "row-major (np.ascontiguousarray)"
+            "the array is column-major: transpose=True describes its .T (box and coordinates too), or copy "
+            "it row-major (np.ascontiguousarray)"
         )
     else:
-        way = (
-            "the engine cannot step along the last dimension; copy the array row-major (np.ascontiguousarray)"
-        )
+        way = "the engine cannot step along it; copy the array row-major (np.ascontiguousarray)"
     return f"{found}; {way}"
 
 
@@ -392,12 +390,11 @@ def _check_overlap(view: ArrayView, strides: Sequence[int]) -> None:
     reach, inner = view.dtype.itemsize, len(strides) - 1
     for stride, axis in sorted((strides[a], a) for a in range(len(strides)) if view.shape[a] > 1):
         if stride < reach:
-            covered = f"less than the {reach} B that dimension {inner} and those within it cover"
             raise TensorMapError(
                 "overlapping strides",
-                f"dimension {axis} has a stride of {stride} B, {covered}: its elements share memory, and stores "
-                f"through the map would race; pass overlap=True if kernels only load through it, or copy the "
-                f"array",
+                f"dimension {axis} has a stride of {stride} B, less than the {reach} B that dimension {inner} "
+                f"and those within it cover: its elements share memory, and stores through the map would race; "
+                f"pass overlap=True if kernels only load through it, or copy the array",
             )
         reach, inner = reach + (view.shape[axis] - 1) * stride, axis
 
@@ -484,7 +481,7 @@ def _warn_of_overrun(view: ArrayView) -> None:
 
 @functools.cache
 def _driver_function() -> ctypes._CFuncPtr:
-    """cuTensorMapEncodeTiled itself: the bindings' wrapper allocates its result without the alignment it needs."""
+    """cuTensorMapEncodeTiled itself; the result that its wrapper allocates need not be aligned as it must."""
     from cuda.bindings import driver
 
     status, pointer, _ = driver.cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, 0)
