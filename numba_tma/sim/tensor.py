@@ -135,40 +135,25 @@ def inside(desc: Descriptor, coords: tuple[int, ...], window: Window) -> Region 
 
     `coords`: signed, one for each dimension; they may be negative or beyond the tensor.
     """
-    geo = geometry(desc)
-    low, count = [], []
-    for dim, start in enumerate(coords):
-        step = desc.element_strides[dim] if dim else 1
-        first, last = _clip(start + window.start[dim] * step, step, window.count[dim], desc.sizes[dim])
-        if last <= first:
-            return None
-        low.append(first)
-        count.append(last - first)
-    size = geo.element_bytes
-    return _region(desc, coords, window, low, count, low[0] * size, count[0] * size)
+    first, last = _clip(coords[0] + window.start[0], 1, window.count[0], desc.sizes[0])
+    size = geometry(desc).element_bytes
+    return _region(desc, coords, window, first * size, last * size)
 
 
 def overhang(desc: Descriptor, coords: tuple[int, ...], window: Window) -> Region | None:
     """Return the bytes past the tensor's inner edge that a store writes all the same, or None.
 
-    The engine clips a store at 16-byte grain: where a row of the tensor ends inside a 16-byte chunk, the
-    rest of the chunk is written too if the box covers it.
+    The engine clips a store at 16-byte grain: where a row of the tensor ends inside a 16-byte chunk, the rest
+    of the chunk is written too as far as the box covers it.
     """
-    region = inside(desc, coords, window)
-    if region is None:
+    geo = geometry(desc)
+    row_end = desc.sizes[0] * geo.element_bytes
+    if row_end % CHUNK == 0 or coords[0] >= desc.sizes[0]:
         return None
-    size = geometry(desc).element_bytes
-    row_end = desc.sizes[0] * size
-    payload_begin = (coords[0] + window.start[0]) * size  # position in the row of the payload's first byte
-    begin = payload_begin + region.index[-1].stop
-    end = min(-(-row_end // CHUNK) * CHUNK, payload_begin + window.count[0] * size)
-    if begin != row_end or end <= begin:
-        return None
-    width = end - begin
-    address = region.address + region.shape[-1]
-    nbytes = region.nbytes - region.shape[-1] + width
-    index = region.index[:-1] + (slice(begin - payload_begin, end - payload_begin),)
-    return Region(address, nbytes, region.shape[:-1] + (width,), region.strides, index)
+    origin = (coords[0] + window.start[0]) * geo.element_bytes  # position in the row of the payload's begin
+    first = max(row_end - origin, 0)
+    last = min(-(-row_end // CHUNK) * CHUNK - origin, window.count[0] * geo.element_bytes)
+    return _region(desc, coords, window, first, last)
 
 
 def _clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
@@ -179,29 +164,28 @@ def _clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
 
 
 def _region(
-    desc: Descriptor,
-    coords: tuple[int, ...],
-    window: Window,
-    low: list[int],
-    count: list[int],
-    first_byte: int,
-    width: int,
-) -> Region:
+    desc: Descriptor, coords: tuple[int, ...], window: Window, first_byte: int, last_byte: int
+) -> Region | None:
+    """Return bytes `first_byte` to `last_byte` of those rows of the payload that lie inside the tensor."""
+    if last_byte <= first_byte:
+        return None
     geo = geometry(desc)
+    width = last_byte - first_byte
     address = desc.address + (coords[0] + window.start[0]) * geo.element_bytes + first_byte
     nbytes = width
-    for dim in range(1, desc.rank):
-        position = coords[dim] + (window.start[dim] + low[dim]) * desc.element_strides[dim]
-        address += position * desc.strides[dim - 1]
-        nbytes += (count[dim] - 1) * geo.steps[dim]
-    return Region(
-        address=address,
-        nbytes=nbytes,
-        shape=tuple(count[:0:-1]) + (width,),
-        strides=geo.steps[:0:-1] + (1,),
-        index=tuple(slice(a, a + n) for a, n in zip(low[:0:-1], count[:0:-1], strict=True))
-        + (slice(first_byte, first_byte + width),),
-    )
+    shape, strides, index = [width], [1], [slice(first_byte, last_byte)]
+    for dim in range(1, len(coords)):
+        step = desc.element_strides[dim]
+        start = coords[dim] + window.start[dim] * step
+        first, last = _clip(start, step, window.count[dim], desc.sizes[dim])
+        if last <= first:
+            return None
+        address += (start + first * step) * desc.strides[dim - 1]
+        nbytes += (last - first - 1) * geo.steps[dim]
+        shape.append(last - first)
+        strides.append(geo.steps[dim])
+        index.append(slice(first, last))
+    return Region(address, nbytes, tuple(shape[::-1]), tuple(strides[::-1]), tuple(index[::-1]))
 
 
 def fill_payload(desc: Descriptor, window: Window) -> np.ndarray:
