@@ -15,6 +15,8 @@ from numba.cuda import types
 from numba.cuda._internal.cuda_fp8 import fp8_e4m3, fp8_e5m2
 from numba.cuda.extending import as_numba_type
 
+from . import conversions  # noqa: F401 - makes the table's bfloat16 convertible in kernels
+
 
 @dataclass(frozen=True)
 class ElementType:

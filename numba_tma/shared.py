@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 from numba.cuda import types
-from numba.cuda.core.errors import TypingError
+from numba.cuda.core.errors import LoweringError, TypingError
 from numba.cuda.core.imputils import lower_constant
 from numba.cuda.extending import (
     core_models,
@@ -134,9 +134,9 @@ class Tiles:
         # The engine takes shorter rows too, but lays them out a whole span apart.
         if mode.span and row != mode.span:
             raise SharedMemoryError(
-                f"Tiles: rows of {self.shape[-1]} × {self.dtype} = {row} B under the {mode.name} swizzle; a row "
-                f"must fill its span of {mode.span} B: take {mode.span // self.dtype.size} elements (for more, "
-                f"several tiles side by side), or the swizzle that fits"
+                f"Tiles: rows of {self.shape[-1]} × {self.dtype} = {row} B under the {mode.name} swizzle; a "
+                f"row must fill its span of {mode.span} B: take {mode.span // self.dtype.size} elements (for "
+                "more, several tiles side by side), or the swizzle that fits"
             )
 
     @property
@@ -573,16 +573,20 @@ class _SetItem(AbstractTemplate):
     prefer_literal = True
 
     def generic(self, args, kws):
-        owner, index, _ = args
-        if isinstance(owner, TileType) and _indices(owner, index):
-            return signature(types.none, owner, index, owner.element.numba_type)
-        return None
+        owner, index, value = args
+        if not isinstance(owner, TileType) or not _indices(owner, index):
+            return None
+        element = owner.element.numba_type
+        if self.context.can_convert(value, element) is None:
+            raise TypingError(f"{owner}: a value of type {value} does not convert to {element}; convert it
+            first")
+        return signature(types.none, owner, index, element)
 
 
 def _index(context, builder, numba_type, value, extent: int, what: str):
     """An index as unsigned 32 bits, without the compare and select that Numba spends on negative ones."""
     if isinstance(numba_type, types.IntegerLiteral) and not 0 <= numba_type.literal_value < extent:
-        raise IndexError(f"{what}: index {numba_type.literal_value} is not in 0 … {extent - 1}")
+        raise LoweringError(f"{what}: index {numba_type.literal_value} is not in 0 … {extent - 1}")
     return context.cast(builder, value, types.unliteral(numba_type), types.uint32)
 
 

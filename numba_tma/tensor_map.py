@@ -378,11 +378,9 @@ def _padding_message(view: ArrayView, axis: int, stride: int) -> str:
         padded = -(-columns // multiple) * multiple
         return message + (
             f"pad the last dimension from {columns} to {padded} elements: "
-            "numba_tma.pitched.pitched_copy(array) does, and pitched(shape, dtype) makes such an array"
+            "numba_tma.pitched_copy(array) does, and pitched(shape, dtype) makes such an array"
         )
-    return (
-        message + "numba_tma.pitched.pitched_copy(array) copies it into rows that start at multiples of 16 B"
-    )
+    return message + "numba_tma.pitched_copy(array) copies it into rows that start at multiples of 16 B"
 
 
 def _check_overlap(view: ArrayView, strides: Sequence[int]) -> None:
@@ -392,9 +390,9 @@ def _check_overlap(view: ArrayView, strides: Sequence[int]) -> None:
         if stride < reach:
             raise TensorMapError(
                 "overlapping strides",
-                f"dimension {axis} has a stride of {stride} B, less than the {reach} B that dimension {inner} "
-                f"and those within it cover: its elements share memory, and stores through the map would race; "
-                f"pass overlap=True if kernels only load through it, or copy the array",
+                f"dimension {axis} has a stride of {stride} B, less than the {reach} B that dimension "
+                f"{inner} and those within it cover: its elements share memory, and stores through the map "
+                "would race; pass overlap=True if kernels only load through it, or copy the array",
             )
         reach, inner = reach + (view.shape[axis] - 1) * stride, axis
 
