@@ -9,13 +9,20 @@ calls CUDA C++: convert to float32 first. PTX ISA: "cvt".
 from __future__ import annotations
 
 from llvmlite import ir
-from numba.cuda import bf16  # noqa: F401 - registers the conversions that those below replace, so it must
-come first from numba.cuda import types
+from numba.cuda import bf16, types  # noqa: F401 - bf16 registers what is replaced below
 from numba.cuda.extending import lower_cast
 
 _I16, _I32, _F32, _F64 = ir.IntType(16), ir.IntType(32), ir.FloatType(), ir.DoubleType()
-_INTEGERS = (types.int8, types.int16, types.int32, types.int64, types.uint8, types.uint16, types.uint32,
-types.uint64)
+_INTEGERS = (
+    types.int8,
+    types.int16,
+    types.int32,
+    types.int64,
+    types.uint8,
+    types.uint16,
+    types.uint32,
+    types.uint64,
+)
 
 
 def _asm(builder, result: ir.Type, text: str, constraints: str, value: ir.Value) -> ir.Value:

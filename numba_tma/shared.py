@@ -578,8 +578,9 @@ class _SetItem(AbstractTemplate):
             return None
         element = owner.element.numba_type
         if self.context.can_convert(value, element) is None:
-            raise TypingError(f"{owner}: a value of type {value} does not convert to {element}; convert it
-            first")
+            raise TypingError(
+                f"{owner}: a value of type {value} does not convert to {element}; convert it first"
+            )
         return signature(types.none, owner, index, element)
 
 
