@@ -1,4 +1,4 @@
-"""Tensor maps: what they describe, every rule with a case just legal and one just illegal, and their Numba type."""
+"""Tensor maps: what they describe, every rule just kept and just broken, encodings and the Numba type."""
 
 import math
 import random
@@ -138,80 +138,205 @@ def test_the_box_of_a_plans_tiles():
 
 # Rules: (rule, just legal, just illegal, what the message must say)
 
-F32 = "<f4"
 BOX = (8, 32)
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+def half(*shape):
+    return zeros(*shape, dtype=np.float16)
+
+
+def strided(shape, *strides):
+    return Device(shape, strides=strides)
+
+
+def at(pointer):
+    return Device((8, 32), pointer=pointer)
+
+
+def map_of(array, box=BOX, **options):
+    """Arguments of TensorMap."""
+    return array, box, options
+
+
 RULES = [
-    ("rank", lambda: (np.zeros((2, 2, 2, 2, 4), F32), (1, 1, 1, 1, 4)), lambda: (np.zeros((2,) * 5 + (4,),
-    F32), (1,) * 5 + (4,)), "6 dimensions.*1 to 5"), ("rank", lambda: (np.zeros(4, F32), (4,)), lambda:
-    (np.zeros((), F32), ()), "0 dimensions"), ("base address", lambda: (Device((8, 32), pointer=0x1010), BOX),
-    lambda: (Device((8, 32), pointer=0x1018), BOX), "0x1018 is 8 B past a multiple of 16 B.*coordinates"),
-    ("base address", lambda: (Device((8, 32), pointer=0x10), BOX), lambda: (Device((8, 32), pointer=0), BOX),
-    "null"), ("tensor size", lambda: (np.zeros((1, 32), F32), BOX), lambda: (np.zeros((0, 32), F32), BOX),
-    "dimension 0 has 0 elements.*empty"), ("tensor size", lambda: (Device((1 << 32,), "|u1"), (16,)), lambda:
-    (Device(((1 << 32) + 1,), "|u1"), (16,)), r"4294967297 elements.*1 to 2\^32"), ("stride sign", lambda:
-    (np.zeros((8, 32), F32), BOX), lambda: (np.zeros((8, 32), F32)[::-1], BOX), "backwards.*-128
-    B.*unflipped"), ("stride alignment", lambda: (np.zeros((128, 1736), F32), BOX), lambda: (np.zeros((128,
-    1733), F32), BOX), "row stride 6932 B is not a multiple of 16 B; pad the last dimension from 1733 to
-    1736"), ("stride alignment", lambda: (np.zeros((64, 40), "<f2"), BOX), lambda: (np.zeros((64, 36), "<f2"),
-    BOX), "72 B.*from 36 to 40"), ("stride alignment", lambda: (Device((4, 8, 32), strides=(1040, 128, 4)),
-    (1, 8, 32)), lambda: (Device((4, 8, 32), strides=(1032, 128, 4)), (1, 8, 32)), "stride of dimension 0,
-    1032 B"), ("stride limit", lambda: (Device((2, 32), strides=((1 << 40) - 16, 4)), BOX), lambda:
-    (Device((2, 32), strides=(1 << 40, 4)), BOX), r"1,099,511,627,776 B.*below 2\^40"), ("overlapping
-    strides", lambda: (Device((8, 32), strides=(128, 4)), BOX), lambda: (Device((8, 32), strides=(112, 4)),
-    BOX), "dimension 0 has a stride of 112 B, less than the 128 B.*overlap=True"), ("overlapping strides",
-    lambda: (Device((4, 8, 32), strides=(1024, 128, 4)), (1, 8, 32)), lambda: (Device((4, 8, 32),
-    strides=(1008, 128, 4)), (1, 8, 32)), "dimension 0 has a stride of 1008 B"), ("overlapping strides",
-    lambda: (np.broadcast_to(np.zeros((1, 32), F32), (1, 32)), BOX), lambda: (np.broadcast_to(np.zeros((1,
-    32), F32), (8, 32)), BOX), "stride of 0 B"), ("inner stride", lambda: (np.zeros((32, 32), F32), BOX),
-    lambda: (np.zeros((32, 64), F32)[:, ::2], BOX), "8 B apart instead of 4 B.*row-major"), ("inner stride",
-    lambda: (np.zeros((32, 32), F32), BOX), lambda: (np.zeros((32, 32), F32).T, BOX), "column-major:
-    transpose=True"), ("box rank", lambda: (np.zeros((32, 32), F32), BOX), lambda: (np.zeros((32, 32), F32),
-    (1, 8, 32)), "3 dimensions, the tensor 2"), ("box extent", lambda: (np.zeros(1024, F32), (256,)), lambda:
-    (np.zeros(1024, F32), (512,)), "512 along dimension 0.*1 to 256"), ("box extent", lambda: (np.zeros((512,
-    64), F32), (256, 4)), lambda: (np.zeros((512, 64), F32), (257, 4)), "257 along dimension 0"), ("box
-    extent", lambda: (np.zeros((32, 32), F32), (1, 4)), lambda: (np.zeros((32, 32), F32), (0, 4)), "0 along
-    dimension 0"), ("inner box bytes", lambda: (np.zeros((32, 32), F32), (4, 8)), lambda: (np.zeros((32, 32),
-    F32), (4, 6)), "6 × float32 = 24 B are not a multiple of 16 B; take 8"), ("inner box and swizzle", lambda:
-    (np.zeros((8, 64), "<f2"), (8, 16), {"swizzle": "32B"}), lambda: (np.zeros((8, 64), "<f2"), (8, 48),
-    {"swizzle": "32B"}), "48 × float16 = 96 B do not fit.*at most 16 elements, or swizzle='128B'"), ("inner
-    box and swizzle", lambda: (np.zeros((8, 64), "<f2"), (8, 32), {"swizzle": "64B"}), lambda: (np.zeros((8,
-    64), "<f2"), (8, 40), {"swizzle": "64B"}), "80 B"), ("inner box and swizzle", lambda: (np.zeros((8, 128),
-    "<f2"), (8, 64), {"swizzle": "128B"}), lambda: (np.zeros((8, 128), "<f2"), (8, 72), {"swizzle": "128B"}),
-    "144 B.*or no swizzle"), ("box size", lambda: (np.zeros((256, 256), F32), (227, 256)), lambda:
-    (np.zeros((256, 256), F32), (228, 256)), "233,472 B.*232,448 B.*smaller"), ("element strides", lambda:
-    (np.zeros((32, 32), F32), BOX, {"element_strides": (8, 1)}), lambda: (np.zeros((32, 32), F32), BOX,
-    {"element_strides": (9, 1)}), "9 along dimension 0.*1 to 8"), ("element strides", lambda: (np.zeros((32,
-    32), F32), BOX, {"element_strides": (1, 1)}), lambda: (np.zeros((32, 32), F32), BOX, {"element_strides":
-    (0, 1)}), "0 along dimension 0"), ("element strides", lambda: (np.zeros((32, 32), F32), BOX,
-    {"element_strides": [2, 1]}), lambda: (np.zeros((32, 32), F32), BOX, {"element_strides": (2,)}), "1
-    entries, the tensor 2 dimensions"), ("inner element stride", lambda: (np.zeros((32, 32), F32), BOX,
-    {"element_strides": (2, 1)}), lambda: (np.zeros((32, 32), F32), BOX, {"element_strides": (1, 2)}), "2
-    along the last dimension.*ignores"), ("NaN fill", lambda: (np.zeros((32, 32), F32), BOX, {"fill": "nan"}),
-    lambda: (np.zeros((32, 32), "<i4"), BOX, {"fill": "nan"}), "int32.*fill='zero'"), ("NaN fill", lambda:
-    (np.zeros((32, 32), ml_dtypes.bfloat16), BOX, {"fill": "nan"}), lambda: (np.zeros((32, 32),
-    ml_dtypes.float8_e5m2), BOX, {"fill": "nan"}), "float8_e5m2"), ("interleave", lambda: (np.zeros((32, 32),
-    F32), BOX, {"interleave": "none"}), lambda: (np.zeros((32, 32), F32), BOX, {"interleave": "16B"}), "'16B'
-    is not supported.*'none'"), ("swizzle", lambda: (np.zeros((32, 32), F32), BOX, {"swizzle": "128B"}),
-    lambda: (np.zeros((32, 32), F32), BOX, {"swizzle": "256B"}), "choose one of 'none', '32B', '64B',
-    '128B'"), ("L2 promotion", lambda: (np.zeros((32, 32), F32), BOX, {"l2_promotion": "none"}), lambda:
-    (np.zeros((32, 32), F32), BOX, {"l2_promotion": "512B"}), "choose one of 'none', '64B'"), ("fill", lambda:
-    (np.zeros((32, 32), F32), BOX, {"fill": "zero"}), lambda: (np.zeros((32, 32), F32), BOX, {"fill": 0}),
-    "choose one of 'zero', 'nan'"), ("box", lambda: (np.zeros((32, 32), F32), [8, np.int64(32)]), lambda:
-    (np.zeros((32, 32), F32), (8, 32.0)), "not a sequence of integers"),
-]  # fmt: skip
+    (
+        "rank",
+        map_of(zeros(2, 2, 2, 2, 4), (1, 1, 1, 1, 4)),
+        map_of(zeros(2, 2, 2, 2, 2, 4), (1, 1, 1, 1, 1, 4)),
+        "6 dimensions.*1 to 5",
+    ),
+    ("rank", map_of(zeros(4), (4,)), map_of(zeros(), ()), "0 dimensions"),
+    (
+        "base address",
+        map_of(at(0x1010)),
+        map_of(at(0x1018)),
+        "0x1018 is 8 B past a multiple of 16 B.*coordinates",
+    ),
+    ("base address", map_of(at(0x10)), map_of(at(0)), "null"),
+    ("tensor size", map_of(zeros(1, 32)), map_of(zeros(0, 32)), "dimension 0 has 0 elements.*empty"),
+    (
+        "tensor size",
+        map_of(Device((1 << 32,), "|u1"), (16,)),
+        map_of(Device(((1 << 32) + 1,), "|u1"), (16,)),
+        r"4294967297 elements.*1 to 2\^32",
+    ),
+    ("stride sign", map_of(zeros(8, 32)), map_of(zeros(8, 32)[::-1]), "backwards.*-128 B.*unflipped"),
+    (
+        "stride alignment",
+        map_of(zeros(128, 1736)),
+        map_of(zeros(128, 1733)),
+        "row stride 6932 B is not a multiple of 16 B; pad the last dimension from 1733 to 1736",
+    ),
+    ("stride alignment", map_of(half(64, 40)), map_of(half(64, 36)), "72 B.*from 36 to 40"),
+    (
+        "stride alignment",
+        map_of(strided((4, 8, 32), 1040, 128, 4), (1, 8, 32)),
+        map_of(strided((4, 8, 32), 1032, 128, 4), (1, 8, 32)),
+        "stride of dimension 0, 1032 B",
+    ),
+    (
+        "stride limit",
+        map_of(strided((2, 32), (1 << 40) - 16, 4)),
+        map_of(strided((2, 32), 1 << 40, 4)),
+        r"1,099,511,627,776 B.*below 2\^40",
+    ),
+    (
+        "overlapping strides",
+        map_of(strided((8, 32), 128, 4)),
+        map_of(strided((8, 32), 112, 4)),
+        "dimension 0 has a stride of 112 B, less than the 128 B.*overlap=True",
+    ),
+    (
+        "overlapping strides",
+        map_of(strided((4, 8, 32), 1024, 128, 4), (1, 8, 32)),
+        map_of(strided((4, 8, 32), 1008, 128, 4), (1, 8, 32)),
+        "dimension 0 has a stride of 1008 B",
+    ),
+    (
+        "overlapping strides",
+        map_of(np.broadcast_to(zeros(1, 32), (1, 32))),
+        map_of(np.broadcast_to(zeros(1, 32), (8, 32))),
+        "stride of 0 B",
+    ),
+    (
+        "inner stride",
+        map_of(zeros(32, 64)[:, ::1]),
+        map_of(zeros(32, 64)[:, ::2]),
+        "8 B apart instead of 4 B.*row-major",
+    ),
+    ("inner stride", map_of(zeros(32, 32)), map_of(zeros(32, 32).T), "column-major: transpose=True"),
+    ("box rank", map_of(zeros(32, 32)), map_of(zeros(32, 32), (1, 8, 32)), "3 dimensions, the tensor 2"),
+    ("box extent", map_of(zeros(960), (256,)), map_of(zeros(960), (512,)), "512 along dimension 0.*1 to 256"),
+    ("box extent", map_of(zeros(512, 8), (256, 4)), map_of(zeros(512, 8), (257, 4)), "257 along dimension 0"),
+    ("box extent", map_of(zeros(32, 32), (1, 4)), map_of(zeros(32, 32), (0, 4)), "0 along dimension 0"),
+    (
+        "inner box bytes",
+        map_of(zeros(32, 32), (4, 8)),
+        map_of(zeros(32, 32), (4, 6)),
+        "6 × float32 = 24 B are not a multiple of 16 B; take 8",
+    ),
+    (
+        "inner box and swizzle",
+        map_of(half(8, 64), (8, 16), swizzle="32B"),
+        map_of(half(8, 64), (8, 48), swizzle="32B"),
+        "48 × float16 = 96 B do not fit.*at most 16 elements, or swizzle='128B'",
+    ),
+    (
+        "inner box and swizzle",
+        map_of(half(8, 64), (8, 32), swizzle="64B"),
+        map_of(half(8, 64), (8, 40), swizzle="64B"),
+        "80 B",
+    ),
+    (
+        "inner box and swizzle",
+        map_of(half(8, 128), (8, 64), swizzle="128B"),
+        map_of(half(8, 128), (8, 72), swizzle="128B"),
+        "144 B.*or no swizzle",
+    ),
+    (
+        "box size",
+        map_of(zeros(256, 256), (227, 256)),
+        map_of(zeros(256, 256), (228, 256)),
+        "233,472 B.*232,448 B.*smaller",
+    ),
+    (
+        "element strides",
+        map_of(zeros(32, 32), element_strides=(8, 1)),
+        map_of(zeros(32, 32), element_strides=(9, 1)),
+        "9 along dimension 0.*1 to 8",
+    ),
+    (
+        "element strides",
+        map_of(zeros(32, 32), element_strides=(1, 1)),
+        map_of(zeros(32, 32), element_strides=(0, 1)),
+        "0 along dimension 0",
+    ),
+    (
+        "element strides",
+        map_of(zeros(32, 32), element_strides=[2, 1]),
+        map_of(zeros(32, 32), element_strides=(2,)),
+        "1 entries, the tensor 2 dimensions",
+    ),
+    (
+        "inner element stride",
+        map_of(zeros(32, 32), element_strides=(2, 1)),
+        map_of(zeros(32, 32), element_strides=(1, 2)),
+        "2 along the last dimension.*ignores",
+    ),
+    (
+        "NaN fill",
+        map_of(zeros(32, 32), fill="nan"),
+        map_of(zeros(32, 32, dtype=np.int32), fill="nan"),
+        "int32.*fill='zero'",
+    ),
+    (
+        "NaN fill",
+        map_of(zeros(32, 32, dtype=ml_dtypes.bfloat16), fill="nan"),
+        map_of(zeros(32, 32, dtype=ml_dtypes.float8_e5m2), fill="nan"),
+        "float8_e5m2",
+    ),
+    (
+        "interleave",
+        map_of(zeros(32, 32), interleave="none"),
+        map_of(zeros(32, 32), interleave="16B"),
+        "'16B' is not supported.*'none'",
+    ),
+    (
+        "swizzle",
+        map_of(zeros(32, 32), swizzle="128B"),
+        map_of(zeros(32, 32), swizzle="256B"),
+        "choose one of 'none', '32B', '64B', '128B'",
+    ),
+    (
+        "L2 promotion",
+        map_of(zeros(32, 32), l2_promotion="none"),
+        map_of(zeros(32, 32), l2_promotion="512B"),
+        "choose one of 'none', '64B'",
+    ),
+    (
+        "fill",
+        map_of(zeros(32, 32), fill="zero"),
+        map_of(zeros(32, 32), fill=0),
+        "choose one of 'zero', 'nan'",
+    ),
+    ("box", map_of(zeros(32, 32), [8, np.int64(32)]), map_of(zeros(32, 32), (8, 32.0)), "not a sequence of"),
+]
 
 
 @pytest.mark.parametrize(
     ("rule", "legal", "illegal", "message"),
     RULES,
-    ids=[f"{i}-{r[0].replace(' ', '-')}" for i, r in enumerate(RULES)],
+    ids=[f"{number}-{case[0].replace(' ', '-')}" for number, case in enumerate(RULES)],
 )
 def test_rule(rule, legal, illegal, message):
-    array, box, *options = legal()
-    made = TensorMap(array, box, **(options[0] if options else {}))
-    assert len(made.encode_sim(1 << 20)) == 128
-    array, box, *options = illegal()
-    refused(rule, array, box, match=message, **(options[0] if options else {}))
+    array, box, options = legal
+    assert len(TensorMap(array, box, **options).encode_sim(1 << 20)) == 128
+    array, box, options = illegal
+    refused(rule, array, box, match=message, **options)
 
 
 def test_a_dimension_of_one_element_may_have_any_stride():
