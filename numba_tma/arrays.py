@@ -107,3 +107,60 @@ def _from_dlpack(array: object) -> ArrayView:
     return ArrayView(
         memory.ptr, shape, in_bytes, dtype, not memory.is_device_accessible, bool(memory.readonly)
     )
+
+
+class _HostView:
+    """What `np.asarray` needs to look at host memory in another way; NumPy keeps this object, and it the owner."""
+
+    def __init__(
+        self, owner: object, described: ArrayView, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+    ):
+        self.owner = owner
+        self.__array_interface__ = {
+            "shape": shape,
+            "strides": strides,
+            "typestr": dtype.str,
+            "data": (described.pointer, described.readonly),
+            "version": 3,
+        }
+
+
+class DeviceView:
+    """Another view of an array in GPU memory: other shape, strides and dtype over the same bytes, which it keeps alive."""
+
+    def __init__(self, owner: object, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype):
+        self.owner, self.shape, self.strides, self.dtype = owner, shape, strides, dtype
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "strides": strides,
+            "typestr": dtype.str,
+            "data": (pointer, False),
+            "version": 3,
+        }
+
+
+def reinterpret(array: object, dtype: np.dtype | type, shape: tuple[int, ...], strides: tuple[int, ...]) -> object:
+    """The memory of `array`, from its first element on, under another dtype, shape and strides (bytes); no copy.
+
+    The caller answers for staying inside the allocation. Host arrays give a NumPy array, device arrays a `DeviceView`.
+    """
+    described, dtype = view(array), np.dtype(dtype)
+    if described.host:
+        return np.asarray(_HostView(array, described, dtype, shape, strides))
+    return DeviceView(array, described.pointer, shape, strides, dtype)
+
+
+def as_bytes(array: object) -> object:
+    """A contiguous array as a 1-D uint8 array over the same memory.
+
+    Raises:
+        ValueError: the array is not row-major contiguous.
+    """
+    described = view(array)
+    if described.layout != "C":
+        raise ValueError(
+            f"strides {described.strides} B of shape {described.shape} leave gaps or change the order; this needs a "
+            f"row-major contiguous array: copy it first"
+        )
+    nbytes = described.size * described.dtype.itemsize
+    return reinterpret(array, np.uint8, (nbytes,), (1,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -182,34 +182,15 @@ def launch_config(
     return config
 
 
-class DeviceCopy:
-    """A host array's copy in device memory, for the length of one launch."""
+def allocate(nbytes: int) -> int:
+    """Address of `nbytes` of device memory, aligned to at least 256 B."""
+    current_device()
+    return int(check(_driver().cuMemAlloc(max(nbytes, 1)), f"allocating {nbytes} B on the device"))
 
-    def __init__(self, host: np.ndarray) -> None:
-        driver = _driver()
-        self._host = host
-        self._packed = np.ascontiguousarray(host)
-        self.pointer = 0
-        if self._packed.nbytes:
-            self.pointer = int(check(driver.cuMemAlloc(self._packed.nbytes), f"allocating {host.nbytes} B"))
-            check(
-                driver.cuMemcpyHtoD(self.pointer, self._packed.ctypes.data, self._packed.nbytes), "copying to the device"
-            )
 
-    def copy_back(self) -> None:
-        """Bring the device's contents into the host array (waits for the default stream)."""
-        if self.pointer and self._host.flags.writeable:
-            driver = _driver()
-            target = self._host if self._host.flags.c_contiguous else self._packed.copy()
-            check(driver.cuMemcpyDtoH(target.ctypes.data, self.pointer, target.nbytes), "copying from the device")
-            if target is not self._host:
-                self._host[...] = target
-
-    def free(self) -> None:
-        """Return the device memory."""
-        if self.pointer:
-            _driver().cuMemFree(self.pointer)
-            self.pointer = 0
+def free(address: int) -> None:
+    """Give device memory back."""
+    check(_driver().cuMemFree(address), "cuMemFree")
 
 
 def copy_to_host(pointer: int, nbytes: int) -> np.ndarray:
@@ -242,3 +223,26 @@ class ArgumentBuffer:
         base = ctypes.addressof(self._raw) + start
         self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
         self.address = ctypes.addressof(self._pointers)
+
+
+def launch(config: object, loaded: LoadedKernel, buffer: ArgumentBuffer) -> None:
+    """Enqueue one launch; returns before the kernel has run.
+
+    Raises:
+        LaunchError: the driver refused it.
+    """
+    status = _driver().cuLaunchKernelEx(config, loaded.function, buffer.address, 0)[0]
+    if status:
+        raise LaunchError(f"{loaded.name}: cuLaunchKernelEx: {status.name}")
+
+
+def bound_launch(config: object, loaded: LoadedKernel, buffer: ArgumentBuffer, keep: object) -> Callable[[], None]:
+    """A function that launches with parameters packed before; `keep` lives as long as it does."""
+    submit, function, address = _driver().cuLaunchKernelEx, loaded.function, buffer.address
+
+    def bound(_alive: tuple = (buffer, loaded, keep)) -> None:
+        status = submit(config, function, address, 0)[0]
+        if status:
+            raise LaunchError(f"{loaded.name}: cuLaunchKernelEx: {status.name}")
+
+    return bound

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from numba_tma import dtypes
-from numba_tma.pitched import is_pitched, pitched, pitched_copy, pitched_like
+from numba_tma.pitch import is_pitched, pitched, pitched_copy, pitched_like
 from numba_tma.tensor_map import TensorMap
 
 

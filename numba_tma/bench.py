@@ -1,0 +1,159 @@
+"""Timing on a GPU: CUDA events, warm-up, the L2 cache flushed, candidates in turn, medians.
+
+Candidates that are compared are timed within the same loop, one after the other, so that clocks and temperature
+drift over all of them alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from . import driver
+from .driver import check
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a launch took: median, fastest and slowest of `samples`."""
+
+    median: float
+    fastest: float
+    slowest: float
+    samples: int
+
+
+class Flush:
+    """Overwrites the L2 cache between launches, so that no launch finds its input there."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.nbytes = 4 * driver.attribute("L2_CACHE_SIZE", ordinal)
+        self._address = driver.allocate(self.nbytes)
+
+    def __call__(self, stream: int) -> None:
+        """Enqueue the flush."""
+        from cuda.bindings import driver as cu
+
+        check(cu.cuMemsetD8Async(self._address, 0xA5, self.nbytes, stream), "cuMemsetD8Async")
+
+    def free(self) -> None:
+        """Return the memory."""
+        driver.free(self._address)
+
+
+def time_launches(
+    launches: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int = 30,
+    warm_up: int = 3,
+    flush: bool = True,
+    stream: int = 0,
+) -> dict[str, Timing]:
+    """Time functions that each enqueue work on `stream`, in turn.
+
+    Args:
+        launches: by name; a function of no arguments enqueues one launch.
+        repeats: timed rounds; each round times every function once.
+        warm_up: rounds that are not timed.
+        flush: overwrite the L2 cache before each timed launch. The memset also keeps the GPU busy while the host
+            enqueues, so that the events enclose the kernel and nothing else.
+    """
+    from cuda.bindings import driver as cu
+
+    flusher = Flush(driver.current_device()) if flush else None
+    events = [check(cu.cuEventCreate(0), "cuEventCreate") for _ in range(2 * len(launches))]
+    pairs = dict(zip(launches, zip(events[::2], events[1::2], strict=True), strict=True))
+    samples: dict[str, list[float]] = {name: [] for name in launches}
+    try:
+        for round_ in range(warm_up + repeats):
+            for name, launch in launches.items():
+                begin, end = pairs[name]
+                if flusher:
+                    flusher(stream)
+                check(cu.cuEventRecord(begin, stream), "cuEventRecord")
+                launch()
+                check(cu.cuEventRecord(end, stream), "cuEventRecord")
+            driver.synchronize(stream)
+            if round_ >= warm_up:
+                for name, (begin, end) in pairs.items():
+                    samples[name].append(check(cu.cuEventElapsedTime(begin, end), "cuEventElapsedTime") * 1e-3)
+    finally:
+        for event in events:
+            cu.cuEventDestroy(event)
+        if flusher:
+            flusher.free()
+    return {
+        name: Timing(statistics.median(values), min(values), max(values), len(values))
+        for name, values in samples.items()
+    }
+
+
+def time_graph(launch: Callable[[int], object], *, launches: int = 20, repeats: int = 20) -> Timing:
+    """Time one launch of a small kernel inside a CUDA graph of many, where no launch overhead shows.
+
+    Args:
+        launch: enqueues one launch on the stream whose handle it is given.
+        launches: launches in the graph, one after another; what comes back is the time of one.
+    """
+    from cuda.bindings import driver as cu
+
+    stream = check(cu.cuStreamCreate(1), "cuStreamCreate")
+    handle = int(stream)
+    begin, end = (check(cu.cuEventCreate(0), "cuEventCreate") for _ in range(2))
+    try:
+        launch(handle)  # loads the kernel: nothing may be loaded during capture
+        driver.synchronize(handle)
+        mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        check(cu.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
+        for _ in range(launches):
+            launch(handle)
+        graph = check(cu.cuStreamEndCapture(stream), "cuStreamEndCapture")
+        executable = check(cu.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
+        samples = []
+        for round_ in range(repeats + 2):
+            check(cu.cuEventRecord(begin, stream), "cuEventRecord")
+            check(cu.cuGraphLaunch(executable, stream), "cuGraphLaunch")
+            check(cu.cuEventRecord(end, stream), "cuEventRecord")
+            driver.synchronize(handle)
+            if round_ >= 2:
+                elapsed = check(cu.cuEventElapsedTime(begin, end), "cuEventElapsedTime")
+                samples.append(elapsed * 1e-3 / launches)
+        cu.cuGraphExecDestroy(executable)
+        cu.cuGraphDestroy(graph)
+    finally:
+        cu.cuEventDestroy(begin)
+        cu.cuEventDestroy(end)
+        cu.cuStreamDestroy(stream)
+    return Timing(statistics.median(samples), min(samples), max(samples), len(samples))
+
+
+def host_overhead(call: Callable[[], object], *, calls: int = 200, repeats: int = 20, stream: int = 0) -> Timing:
+    """Host seconds that one call takes to enqueue its launch, the GPU never waited for within a sample."""
+    samples = []
+    for _ in range(repeats):
+        driver.synchronize(stream)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        samples.append((time.perf_counter() - begin) / calls)
+    driver.synchronize(stream)
+    return Timing(statistics.median(samples), min(samples), max(samples), len(samples))
+
+
+def device_copy(nbytes: int, stream: int = 0) -> tuple[Callable[[], object], Callable[[], None]]:
+    """The driver's device-to-device copy of `nbytes`, as a launch, and a function that frees its buffers."""
+    from cuda.bindings import driver as cu
+
+    source, target = driver.allocate(nbytes), driver.allocate(nbytes)
+    check(cu.cuMemsetD8(source, 0x5A, nbytes), "cuMemsetD8")
+
+    def launch() -> object:
+        return check(cu.cuMemcpyDtoDAsync(target, source, nbytes, stream), "cuMemcpyDtoDAsync")
+
+    def free() -> None:
+        driver.free(source)
+        driver.free(target)
+
+    return launch, free

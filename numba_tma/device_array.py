@@ -1,0 +1,62 @@
+"""An array in GPU memory, with whatever row pitch its host twin has; enough to run the suite without CuPy or PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import arrays, driver, staging
+
+
+class DeviceArray:
+    """GPU memory with a NumPy array's shape, strides and dtype; freed with the object.
+
+    Speaks `__cuda_array_interface__`, so Numba, CuPy and PyTorch take it as it is.
+    """
+
+    def __init__(self, host: np.ndarray) -> None:
+        """Copy `host` to the current GPU, padding between its rows included."""
+        self.shape, self.strides, self.dtype = host.shape, host.strides, host.dtype
+        self._allocation = 0
+        stretches = staging.spans([arrays.view(host)])
+        self._span = stretches[0] if stretches else None
+        self._lead = host.ctypes.data - self._span.low if self._span else 0
+        if self._span:
+            self._allocation = driver.allocate(self._span.nbytes)
+            driver.copy_to_device(self._allocation, self._span.host_bytes())
+            self._nbytes = self._span.nbytes
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first element."""
+        return self._allocation + self._lead
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        return {
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": self.dtype.str,
+            "data": (self.pointer, False),
+            "version": 3,
+        }
+
+    def to_host(self) -> np.ndarray:
+        """A NumPy array of the same shape, row-major; waits for the default stream."""
+        if not self._allocation:
+            return np.empty(self.shape, self.dtype)
+        raw = driver.copy_to_host(self._allocation, self._nbytes)
+        view = np.ndarray(self.shape, self.dtype, raw.data, self._lead, self.strides)
+        return np.ascontiguousarray(view)
+
+    def poison(self) -> None:
+        """Fill with 0xFF bytes: NaN in every floating-point type, -1 or the largest value in an integer one."""
+        if self._allocation:
+            driver.copy_to_device(self._allocation, np.full(self._nbytes, 0xFF, np.uint8))
+
+    def __del__(self) -> None:
+        if getattr(self, "_allocation", 0):
+            try:
+                driver.free(self._allocation)
+            except Exception:  # the driver may already be gone at interpreter exit
+                pass
+            self._allocation = 0

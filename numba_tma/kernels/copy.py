@@ -1,0 +1,360 @@
+"""Copy an array: the smallest kernel in which each way of moving data can be seen alone.
+
+The problem. target = source, for matrices of any size and element type. Nothing is computed, so the time is the bytes
+(each read once and written once) over the memory's rate, and a variant is as good as the share it reaches of the
+driver's own device-to-device copy.
+
+What moves the data: a load and a store per element (plain), of 16 bytes (vector), cp.async through shared memory
+(cp_async), the copy engine with plain stretches of memory (bulk) and with boxes of a matrix (tensor). With the copy
+engine one thread a block keeps tens of kilobytes in flight, and no data passes through a register.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numba import cuda, uint32, uint64
+
+from .. import driver, dtypes, ptx
+from ..arrays import as_bytes, reinterpret, view
+from ..launch import Kernel, backend, kernel
+from ..pipeline import mbarrier_wait, ring
+from ..shared import Barriers, Buffer, Shared, Tiles
+from ..tensor_map import TensorMap
+from .problem import Case, Problem, Variant
+
+
+@functools.cache
+def make_plain(threads: int = 256) -> Kernel:
+    """One element a thread and step, in a grid-stride loop: the baseline."""
+
+    @kernel(threads=threads)
+    def copy_plain(source, target):
+        step = uint64(cuda.gridDim.x) * uint64(cuda.blockDim.x)
+        index = uint64(cuda.blockIdx.x) * uint64(cuda.blockDim.x) + uint64(cuda.threadIdx.x)
+        while index < uint64(source.size):
+            target[index] = source[index]
+            index += step
+
+    return copy_plain
+
+
+@functools.cache
+def make_vector(threads: int = 256, unroll: int = 4) -> Kernel:
+    """16 bytes a thread and access, `unroll` of them in flight; the last bytes one by one."""
+
+    @kernel(threads=threads)
+    def copy_vector(source, target):
+        nbytes = uint64(source.size)
+        start = uint64(cuda.blockIdx.x) * uint64(threads * unroll) + uint64(cuda.threadIdx.x)
+        for i in range(unroll):
+            offset = (start + uint64(i * threads)) * uint64(16)
+            if offset + uint64(16) <= nbytes:
+                a, b, c, d = ptx.ld_global_nc_v4_u32(ptx.global_address(source) + offset)
+                ptx.st_global_v4_u32(ptx.global_address(target) + offset, a, b, c, d)
+            else:
+                for j in range(16):
+                    if offset + uint64(j) < nbytes:
+                        target[offset + uint64(j)] = source[offset + uint64(j)]
+
+    return copy_vector
+
+
+@functools.cache
+def make_cp_async(threads: int = 256, stages: int = 4) -> Kernel:
+    """cp.async into a ring in shared memory, ordinary stores out of it; each thread minds its own 16 bytes a stage."""
+    smem = Shared(chunk=Buffer((stages, threads * 16), np.uint8))
+
+    @kernel(threads=threads, shared=smem)
+    def copy_cp_async(source, target):
+        nbytes = uint64(source.size)
+        thread = uint32(cuda.threadIdx.x)
+        slot = uint32(thread * uint32(16))
+        step = uint64(cuda.gridDim.x) * uint64(threads * 16)
+        first = (uint64(cuda.blockIdx.x) * uint64(threads) + uint64(thread)) * uint64(16)
+        ahead = first
+        for stage in range(stages - 1):
+            if ahead < nbytes:
+                valid = uint32(min(nbytes - ahead, uint64(16)))
+                ptx.cp_async_cg_16_zfill(
+                    smem.chunk.address_of(stage, slot), ptx.global_address(source) + ahead, valid
+                )
+            ptx.cp_async_commit_group()
+            ahead += step
+        count = uint32(0)
+        offset = first
+        while offset < nbytes:
+            stage, _ = ring(uint32(count + uint32(stages - 1)), stages)
+            if ahead < nbytes:
+                valid = uint32(min(nbytes - ahead, uint64(16)))
+                ptx.cp_async_cg_16_zfill(
+                    smem.chunk.address_of(stage, slot), ptx.global_address(source) + ahead, valid
+                )
+            ptx.cp_async_commit_group()
+            ptx.cp_async_wait_group(stages - 1)  # this thread's own copies: no block barrier is needed
+            stage, _ = ring(count, stages)
+            if offset + uint64(16) <= nbytes:
+                a, b, c, d = ptx.ld_shared_v4_u32(smem.chunk.address_of(stage, slot))
+                ptx.st_global_v4_u32(ptx.global_address(target) + offset, a, b, c, d)
+            else:
+                for j in range(16):
+                    if offset + uint64(j) < nbytes:
+                        target[offset + uint64(j)] = smem.chunk[stage, slot + uint32(j)]
+            ahead += step
+            offset += step
+            count = uint32(count + uint32(1))
+
+    return copy_cp_async
+
+
+@functools.cache
+def make_bulk(stage_bytes: int = 16384, stages: int = 6, lag: int = 2) -> Kernel:
+    """Stretches of memory through a ring, in and out by the copy engine; one thread a block does it all.
+
+    A stage is refilled `lag` steps after its store was issued: by then the engine has read it, and the loads of the
+    other stages - lag are still in flight.
+    """
+    smem = Shared(chunk=Tiles(stages, (stage_bytes,), np.uint8), full=Barriers(stages))
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(source, chunk, nbytes, stage):
+        offset = uint64(chunk) * uint64(stage_bytes)
+        length = uint32(min(nbytes - offset, uint64(stage_bytes)))
+        bar = smem.full[stage]
+        ptx.mbarrier_arrive_expect_tx(bar, length)
+        ptx.cp_async_bulk_shared_global(smem.chunk[stage], ptx.global_address(source) + offset, length, bar)
+
+    @kernel(threads=32, shared=smem)
+    def copy_bulk(source, target):
+        # The engine moves multiples of 16 bytes; the block that would take the next chunk moves the rest.
+        nbytes = uint64(source.size) & ~uint64(15)
+        chunks = uint32((nbytes + uint64(stage_bytes - 1)) // uint64(stage_bytes))
+        step = uint32(cuda.gridDim.x)
+        chunk = uint32(cuda.blockIdx.x)
+        if cuda.threadIdx.x == 0:
+            for stage in range(stages):
+                ptx.mbarrier_init(smem.full[stage], 1)
+            ptx.fence_mbarrier_init()
+            ahead = chunk
+            for stage in range(stages - lag):
+                if ahead < chunks:
+                    fetch(source, ahead, nbytes, stage)
+                ahead = uint32(ahead + step)
+            count = uint32(0)
+            while chunk < chunks:
+                stage, phase = ring(count, stages)
+                mbarrier_wait(smem.full[stage], phase)
+                offset = uint64(chunk) * uint64(stage_bytes)
+                length = uint32(min(nbytes - offset, uint64(stage_bytes)))
+                ptx.cp_async_bulk_global_shared(ptx.global_address(target) + offset, smem.chunk[stage], length)
+                ptx.cp_async_bulk_commit_group()
+                if ahead < chunks:
+                    # All but the newest `lag` stores have been read out of shared memory.
+                    ptx.cp_async_bulk_wait_group_read(lag)
+                    refill, _ = ring(uint32(count + uint32(stages - lag)), stages)
+                    fetch(source, ahead, nbytes, refill)
+                ahead = uint32(ahead + step)
+                chunk = uint32(chunk + step)
+                count = uint32(count + uint32(1))
+            ptx.cp_async_bulk_wait_group(0)
+        rest = uint64(nbytes) + uint64(cuda.threadIdx.x)
+        if cuda.blockIdx.x == 0 and rest < uint64(source.size):
+            target[rest] = source[rest]
+
+    return copy_bulk
+
+
+@functools.cache
+def make_tensor(box: tuple[int, int], dtype: str, stages: int = 6, lag: int = 2) -> Kernel:
+    """Boxes of a matrix by tensor map, any element type; the engine cuts the boxes that hang over the edge."""
+    smem = Shared(tile=Tiles(stages, box, dtype), full=Barriers(stages))
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(source_map, tile, across, stage):
+        bar = smem.full[stage]
+        row = uint32(tile // across)
+        column = uint32(tile - row * across)
+        ptx.mbarrier_arrive_expect_tx(bar, source_map.box_bytes)
+        ptx.cp_async_bulk_tensor_2d_shared_global(
+            smem.tile[stage], source_map, column * uint32(box[1]), row * uint32(box[0]), bar
+        )
+
+    @kernel(threads=32, shared=smem)
+    def copy_tensor(source_map, target_map, tiles, across):
+        if cuda.threadIdx.x == 0:
+            tiles, across = uint32(tiles), uint32(across)
+            step = uint32(cuda.gridDim.x)
+            tile = uint32(cuda.blockIdx.x)
+            for stage in range(stages):
+                ptx.mbarrier_init(smem.full[stage], 1)
+            ptx.fence_mbarrier_init()
+            ahead = tile
+            for stage in range(stages - lag):
+                if ahead < tiles:
+                    fetch(source_map, ahead, across, stage)
+                ahead = uint32(ahead + step)
+            count = uint32(0)
+            while tile < tiles:
+                stage, phase = ring(count, stages)
+                mbarrier_wait(smem.full[stage], phase)
+                row = uint32(tile // across)
+                column = uint32(tile - row * across)
+                ptx.cp_async_bulk_tensor_2d_global_shared(
+                    target_map, column * uint32(box[1]), row * uint32(box[0]), smem.tile[stage]
+                )
+                ptx.cp_async_bulk_commit_group()
+                if ahead < tiles:
+                    ptx.cp_async_bulk_wait_group_read(lag)
+                    refill, _ = ring(uint32(count + uint32(stages - lag)), stages)
+                    fetch(source_map, ahead, across, refill)
+                ahead = uint32(ahead + step)
+                tile = uint32(tile + step)
+                count = uint32(count + uint32(1))
+            ptx.cp_async_bulk_wait_group(0)
+
+    return copy_tensor
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Host side.
+
+STAGE_BYTES = 16384
+
+
+def default_box(itemsize: int, columns: int) -> tuple[int, int]:
+    """A box of 16 KB: as wide as 256 elements and the matrix allow, in whole multiples of 16 bytes."""
+    align = max(16 // itemsize, 1)
+    width = min(256, -(-columns // align) * align)
+    return max(1, min(256, STAGE_BYTES // (width * itemsize))), width
+
+
+def _blocks(work: int, per_multiprocessor: int) -> int:
+    """Blocks for a grid-stride kernel: enough to fill the GPU, no more than there is work. 132 SMs in the simulator."""
+    multiprocessors = 132
+    if driver.device_count() and backend() != "sim":
+        multiprocessors = driver.attribute("MULTIPROCESSOR_COUNT", driver.current_device())
+    return max(1, min(work, multiprocessors * per_multiprocessor))
+
+
+def _bind_plain(arrays: Mapping[str, Any], *, threads: int = 256, stream: object = None, **_: Any) -> Callable[[], Any]:
+    described = view(arrays["source"])
+    flat = [reinterpret(arrays[n], described.dtype, (described.size,), (described.dtype.itemsize,)) for n in NAMES]
+    return make_plain(threads)[_blocks(-(-described.size // threads), 16), None, stream].bind(*flat)
+
+
+def _bind_vector(
+    arrays: Mapping[str, Any], *, threads: int = 256, unroll: int = 4, stream: object = None, **_: Any
+) -> Callable[[], Any]:
+    source, target = (as_bytes(arrays[name]) for name in NAMES)
+    blocks = max(1, -(-source.shape[0] // (16 * threads * unroll)))
+    return make_vector(threads, unroll)[blocks, None, stream].bind(source, target)
+
+
+def _bind_cp_async(
+    arrays: Mapping[str, Any], *, threads: int = 256, stages: int = 4, stream: object = None, **_: Any
+) -> Callable[[], Any]:
+    source, target = (as_bytes(arrays[name]) for name in NAMES)
+    blocks = _blocks(-(-source.shape[0] // (16 * threads)), 8)
+    return make_cp_async(threads, stages)[blocks, None, stream].bind(source, target)
+
+
+def _bind_bulk(
+    arrays: Mapping[str, Any],
+    *,
+    stage_bytes: int = STAGE_BYTES,
+    stages: int = 6,
+    lag: int = 2,
+    per_multiprocessor: int = 2,
+    stream: object = None,
+    **_: Any,
+) -> Callable[[], Any]:
+    source, target = (as_bytes(arrays[name]) for name in NAMES)
+    blocks = _blocks(-(-source.shape[0] // stage_bytes), per_multiprocessor)
+    return make_bulk(stage_bytes, stages, lag)[blocks, None, stream].bind(source, target)
+
+
+def _bind_tensor(
+    arrays: Mapping[str, Any],
+    *,
+    box: tuple[int, int] | None = None,
+    stages: int = 6,
+    lag: int = 2,
+    per_multiprocessor: int = 2,
+    stream: object = None,
+    **_: Any,
+) -> Callable[[], Any]:
+    described = view(arrays["source"])
+    box = box or default_box(described.dtype.itemsize, described.shape[1])
+    source_map, target_map = TensorMap(arrays["source"], box, store=False), TensorMap(arrays["target"], box)
+    down, across = -(-described.shape[0] // box[0]), -(-described.shape[1] // box[1])
+    made = make_tensor(box, described.dtype.name, stages, lag)
+    launcher = made[_blocks(down * across, per_multiprocessor), None, stream]
+    return launcher.bind(source_map, target_map, np.uint32(down * across), np.uint32(across))
+
+
+NAMES = ("source", "target")
+
+
+def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> None:
+    """target[...] = source, by the variant named.
+
+    Args:
+        source, target: matrices (rows, columns) of one shape and dtype, on one device. All variants but `tensor`
+            need them row-major contiguous; `tensor` takes padded rows, which must start on multiples of 16 bytes.
+        variant: plain, vector, cp_async, bulk or tensor.
+        options: tuning parameters of the variant, and `stream`.
+
+    Raises:
+        ValueError: shapes, dtypes or layouts differ or do not fit the variant.
+    """
+    a, b = view(source), view(target)
+    if a.shape != b.shape or a.dtype != b.dtype or len(a.shape) != 2:
+        raise ValueError(
+            f"source {a.dtype} {a.shape} and target {b.dtype} {b.shape}: two matrices of one shape and dtype expected"
+        )
+    if variant != "tensor" and (a.layout != "C" or b.layout != "C"):
+        raise ValueError(f"copy.{variant} needs row-major contiguous arrays; variant='tensor' takes padded rows")
+    if variant != "plain" and (a.pointer % 16 or b.pointer % 16):
+        raise ValueError(
+            f"copy.{variant} needs addresses on multiples of 16 B, got {a.pointer:#x} and {b.pointer:#x}; "
+            f"variant='plain' takes any"
+        )
+    PROBLEM.variant(variant).bind({"source": source, "target": target}, **options)()
+
+
+def _inputs(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    dtype = dtypes.lookup(case.dtype).numpy
+    nbytes = case.shape[0] * case.shape[1] * dtype.itemsize
+    source = np.frombuffer(rng.bytes(nbytes), dtype).reshape(case.shape)
+    return {"source": source, "target": np.empty(case.shape, dtype)}
+
+
+def _case(rows: int, columns: int, dtype: str) -> Case:
+    return Case((rows, columns), dtype)
+
+
+PROBLEM = Problem(
+    name="copy",
+    title="copy a matrix",
+    inputs=_inputs,
+    outputs=("target",),
+    reference=lambda arrays, case: {"target": arrays["source"]},
+    bytes_moved=lambda case: 2 * case.shape[0] * case.shape[1] * dtypes.lookup(case.dtype).numpy.itemsize,
+    flops=lambda case: 0,
+    variants=(
+        Variant("plain", "ld/st", "one element a thread and step", _bind_plain, baseline=True),
+        Variant("vector", "ld/st", "16 bytes a thread and access", _bind_vector),
+        Variant("cp_async", "cp.async", "a ring in shared memory, filled past the registers", _bind_cp_async),
+        Variant("bulk", "TMA", "the copy engine, plain stretches of memory", _bind_bulk),
+        Variant("tensor", "TMA", "the copy engine, boxes by tensor map", _bind_tensor),
+    ),
+    cases={
+        ("default", "sim"): [_case(512, 512, "float32"), _case(37, 1008, "uint8")],
+        ("quick", "sim"): [_case(64, 128, "float32"), _case(37, 48, "uint8")],
+        ("default", "gpu"): [_case(16384, 16384, "float32"), _case(1000, 4000, "float16"), _case(32768, 32768, "uint8")],
+        ("quick", "gpu"): [_case(4096, 4096, "float32"), _case(37, 1008, "uint8")],
+    },
+)

@@ -1,0 +1,65 @@
+"""What a problem of the suite consists of, so that one script can list, run, check and measure them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One step of a problem's ladder: the idea it adds and how to launch it.
+
+    `bind(arrays, **options)` takes the problem's arrays by name, on the GPU or in host memory, and gives a function
+    of no arguments that launches the kernel once.
+    """
+
+    name: str
+    moves: str
+    idea: str
+    bind: Callable[..., Callable[[], Any]]
+    baseline: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size to run: the shape, the element type, and the variants' options for it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem: inputs, NumPy reference, costs and its variants in teaching order.
+
+    `inputs(case, rng)` makes host arrays by name. `outputs` names those that the kernels write, which are poisoned
+    before each run. `reference(arrays, case)` gives what each output should hold, in float64 where it is computed.
+    `tolerance` bounds the error relative to the largest reference value; 0 asks for equal bits.
+    """
+
+    name: str
+    title: str
+    inputs: Callable[[Case, np.random.Generator], dict[str, np.ndarray]]
+    outputs: Sequence[str]
+    reference: Callable[[Mapping[str, np.ndarray], Case], dict[str, np.ndarray]]
+    bytes_moved: Callable[[Case], int]
+    flops: Callable[[Case], int]
+    variants: Sequence[Variant]
+    cases: Mapping[str, Sequence[Case]]
+    tolerance: float = 0.0
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name.
+
+        Raises:
+            KeyError: there is none; the message lists those there are.
+        """
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise KeyError(f"{self.name} has no variant {name!r}; it has {', '.join(v.name for v in self.variants)}")

@@ -1,0 +1,404 @@
+"""`@kernel`: compile once, launch on a GPU or in the simulator.
+
+    @kernel(threads=128, shared=smem)
+    def double(x, y): …
+
+    double[blocks](x, y)
+
+A call marshals its arguments, picks the variant compiled for their types and hands it to the driver, or packs the
+same parameters for the simulator. Numba's dispatcher takes no part: it would compile a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from numba import types
+
+from . import arch as architectures
+from . import arguments, driver, sim, staging
+from .arguments import Argument, Packer
+from .compile import DEFAULT_ARCH, Compiled, compile_kernel
+from .driver import LaunchError
+from .shared import Shared
+
+BACKENDS = ("auto", "gpu", "sim")
+_backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("numba_tma_backend", default=None)
+_simulation: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("numba_tma_sim", default=None)
+
+
+def backend() -> str:
+    """The choice in force: `use_backend` first, then $NUMBA_TMA_BACKEND, else 'auto'.
+
+    Raises:
+        ValueError: the environment variable names no backend.
+    """
+    chosen = _backend.get()
+    if chosen is None:
+        chosen = os.environ.get("NUMBA_TMA_BACKEND") or "auto"
+        if chosen not in BACKENDS:
+            raise ValueError(f"NUMBA_TMA_BACKEND={chosen!r}: choose one of {', '.join(BACKENDS)}")
+    return chosen
+
+
+@contextlib.contextmanager
+def use_backend(name: str, **simulation: Any) -> Iterator[None]:
+    """Run the kernels launched inside on 'gpu', in the simulator ('sim'), or where they can run ('auto').
+
+    Keyword arguments go to `sim.launch` (seed, max_steps, …) for the launches that the simulator runs.
+
+    Raises:
+        ValueError: no such backend.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"backend {name!r}: choose one of {', '.join(BACKENDS)}")
+    chosen, options = _backend.set(name), _simulation.set(simulation or None)
+    try:
+        yield
+    finally:
+        _backend.reset(chosen)
+        _simulation.reset(options)
+
+
+def gpu_refusal(compiled: Compiled | None = None) -> str | None:
+    """Why the current GPU cannot run a kernel (or any), or None if it can."""
+    if not driver.device_count():
+        return "there is no CUDA GPU (or no driver) here"
+    if compiled is None:
+        return None
+    return compiled.requirement.refusal(driver.capability(driver.current_device()))
+
+
+def kernel(
+    function: Callable | None = None,
+    *,
+    threads: int | Sequence[int] | None = None,
+    shared: Shared | None = None,
+    cluster: int | Sequence[int] | None = None,
+    min_blocks: int = 1,
+    fastmath: bool = False,
+) -> Any:
+    """Make a Python function a kernel.
+
+    Args:
+        threads: block size (one to three extents). It becomes the kernel's launch bound, and the block size of
+            `kernel[grid]`; a launch may ask for fewer threads, never for more.
+        shared: the shared-memory plan; its bytes are asked for at each launch.
+        cluster: cluster size in blocks (one to three extents), fixed for the kernel.
+        min_blocks: blocks that an SM should hold at least; it bounds the registers a thread gets.
+        fastmath: let the compiler use approximate math.
+    """
+    if function is None:
+        return functools.partial(
+            Kernel,
+            threads=threads,
+            shared=shared,
+            cluster=cluster,
+            min_blocks=min_blocks,
+            fastmath=fastmath,
+        )
+    return Kernel(
+        function, threads=threads, shared=shared, cluster=cluster, min_blocks=min_blocks, fastmath=fastmath
+    )
+
+
+class Kernel:
+    """A Python function that runs on a GPU or in the simulator; `kernel[grid, block, stream](*arguments)` launches it."""
+
+    def __init__(
+        self,
+        function: Callable,
+        *,
+        threads: int | Sequence[int] | None = None,
+        shared: Shared | None = None,
+        cluster: int | Sequence[int] | None = None,
+        min_blocks: int = 1,
+        fastmath: bool = False,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.threads = _extents(threads, "threads", function.__name__) if threads is not None else None
+        self.shared = shared
+        self.cluster = _extents(cluster, "cluster", function.__name__) if cluster is not None else (1, 1, 1)
+        self._min_blocks = min_blocks
+        self._fastmath = fastmath
+        self._launchers: dict[tuple, Launcher] = {}
+        self._compiled: dict[tuple, Compiled] = {}
+        self._on_gpu: dict[tuple[Compiled, int], driver.LoadedKernel] = {}
+        if self.threads is not None and _volume(self.threads) > 1024:
+            raise ValueError(f"{function.__name__}: {_volume(self.threads)} threads a block; the limit is 1024")
+        if _volume(self.cluster) > 16:
+            raise ValueError(
+                f"{function.__name__}: a cluster of {_volume(self.cluster)} blocks; Hopper's limit is 16 (8 portably)"
+            )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of one block, in bytes."""
+        return self.shared.nbytes if self.shared is not None else 0
+
+    def __getitem__(self, configuration: Any) -> Launcher:
+        """`[grid]`, `[grid, block]` or `[grid, block, stream]`; grid and block are ints or tuples of one to three."""
+        if not isinstance(configuration, tuple):
+            configuration = (configuration,)
+        grid, block, stream = (*configuration, None, None)[:3]
+        if len(configuration) > 3:
+            raise ValueError(
+                f"{self.__name__}[…]: {len(configuration)} launch parameters; give grid, block and stream "
+                f"(shared memory comes from the kernel's plan)"
+            )
+        handle = driver.stream_handle(stream) if stream is not None else 0
+        found = self._launchers.get((grid, block, handle))
+        if found is None:
+            found = Launcher(self, grid, block, handle)
+            self._launchers[(grid, block, handle)] = found
+        return found
+
+    def __call__(self, *_: Any) -> None:
+        raise TypeError(f"{self.__name__} is a kernel: launch it as {self.__name__}[grid, block](…)")
+
+    def compile(self, *example: Any, arch: str | None = None) -> Compiled:
+        """Compile for the types of example arguments (arrays, tensor maps, numbers, or Numba types).
+
+        Args:
+            arch: 'sm_80', 'sm_90a', …; by default that of the GPU, or sm_90a where there is none.
+        """
+        marshalled = [
+            Argument(value) if isinstance(value, types.Type) else arguments.marshal(value, name)
+            for name, value in zip(self._names(len(example)), example, strict=True)
+        ]
+        return self._compile(tuple(a.numba_type for a in marshalled), arch or _default_arch())
+
+    def _names(self, given: int) -> list[str]:
+        code = self.function.__code__
+        names = list(code.co_varnames[: code.co_argcount])
+        if given != len(names):
+            raise TypeError(f"{self.__name__}({', '.join(names)}): {len(names)} arguments expected, {given} given")
+        return names
+
+    def _compile(self, numba_types: tuple, arch: str) -> Compiled:
+        found = self._compiled.get((numba_types, arch))
+        if found is None:
+            found = compile_kernel(
+                self.function,
+                numba_types,
+                arch=arch,
+                threads=_volume(self.threads) if self.threads else None,
+                min_blocks=self._min_blocks,
+                cluster=self.cluster,
+                fastmath=self._fastmath,
+            )
+            self._compiled[(numba_types, arch)] = found
+        return found
+
+    def _loaded(self, compiled: Compiled, ordinal: int) -> driver.LoadedKernel:
+        found = self._on_gpu.get((compiled, ordinal))
+        if found is None:
+            refusal = gpu_refusal(compiled)
+            if refusal:
+                raise LaunchError(f"{self.__name__}: {refusal}")
+            found = driver.LoadedKernel(compiled.cubin, compiled.name, ordinal, _volume(self.cluster))
+            found.allow_shared(self.shared_bytes)
+            self._on_gpu[(compiled, ordinal)] = found
+        return found
+
+    def loaded(self, *example: Any) -> driver.LoadedKernel:
+        """The kernel for the types of example arguments, loaded on the current GPU."""
+        return self._loaded(self.compile(*example), driver.current_device())
+
+
+class Launcher:
+    """A kernel with its grid, block and stream; call it with arguments, or `bind` them for launching again and again."""
+
+    def __init__(self, owner: Kernel, grid: Any, block: Any, stream: int) -> None:
+        name = owner.__name__
+        self.kernel = owner
+        self.grid = _extents(grid, "grid", name)
+        if block is None and owner.threads is None:
+            raise ValueError(f"{name}[grid]: no block size; give kernel[grid, block] or @kernel(threads=…)")
+        self.block = _extents(block, "block", name) if block is not None else owner.threads
+        self.stream = stream
+        threads = _volume(self.block)
+        if owner.threads is not None and threads > _volume(owner.threads):
+            raise ValueError(
+                f"{name}: {threads} threads a block, but it was compiled for at most {_volume(owner.threads)} "
+                f"(@kernel(threads=…))"
+            )
+        if threads > 1024:
+            raise ValueError(f"{name}: {threads} threads a block; the limit is 1024")
+        for axis, (blocks, size) in enumerate(zip(self.grid, owner.cluster, strict=True)):
+            if blocks % size:
+                raise ValueError(
+                    f"{name}: grid {'xyz'[axis]} of {blocks} blocks is no multiple of the cluster's {size}; "
+                    f"round the grid up to {-(-blocks // size) * size}"
+                )
+        self._variants: dict[tuple, _Variant] = {}
+
+    def __call__(self, *values: Any) -> sim.Report | None:
+        """Launch. On a GPU this returns None before the kernel has run; NumPy arrays are copied there and back, and
+        then it waits. In the simulator it returns the report."""
+        marshalled = self._marshal(values)
+        choice = backend()
+        if choice != "sim":
+            variant = self._variant(marshalled, choice)
+            if variant is not None:
+                variant.launch(marshalled)
+                return None
+        return self._simulate(marshalled)
+
+    def bind(self, *values: Any) -> Callable[[], sim.Report | None]:
+        """Marshal the arguments once; what comes back launches with them. The arrays must be where the kernel runs.
+
+        Raises:
+            TypeError: a NumPy array for a launch on a GPU: it would have to be copied at each call.
+        """
+        marshalled = self._marshal(values)
+        choice = backend()
+        variant = self._variant(marshalled, choice) if choice != "sim" else None
+        if variant is None:
+            return functools.partial(self._simulate, marshalled)
+        host = [name for name, a in zip(self.kernel._names(len(values)), marshalled, strict=True) if _on_host(a)]
+        if host:
+            raise TypeError(
+                f"{self.kernel.__name__}.bind: {', '.join(host)} in host memory; bind device arrays "
+                f"(numba.cuda.to_device, CuPy, PyTorch), or call the kernel without binding"
+            )
+        return variant.bound(marshalled)
+
+    def _marshal(self, values: Sequence[Any]) -> list[Argument]:
+        return [arguments.marshal(v, n) for n, v in zip(self.kernel._names(len(values)), values, strict=True)]
+
+    def _variant(self, marshalled: list[Argument], choice: str) -> _Variant | None:
+        """The loaded kernel for these types, or None where the simulator is to run it."""
+        if choice == "auto" and not driver.device_count():
+            return None
+        key = (driver.current_device(), *[a.numba_type for a in marshalled]) if driver.device_count() else ()
+        found = self._variants.get(key)
+        if found is None:
+            refusal = gpu_refusal()
+            if refusal:
+                raise LaunchError(f"{self.kernel.__name__}: {refusal}; use the simulator (NUMBA_TMA_BACKEND=sim)")
+            arch = architectures.name(driver.capability(driver.current_device()))
+            compiled = self.kernel._compile(tuple(a.numba_type for a in marshalled), arch)
+            if choice == "auto" and gpu_refusal(compiled):
+                return None
+            found = _Variant(self, compiled, self.kernel._loaded(compiled, driver.current_device()))
+            self._variants[key] = found
+        return found
+
+    def _simulate(self, marshalled: list[Argument]) -> sim.Report:
+        kernel_ = self.kernel
+        compiled = kernel_._compile(tuple(a.numba_type for a in marshalled), DEFAULT_ARCH)
+        memory = sim.GlobalMemory()
+        moved = staging.InSimulator(_views(marshalled), memory)
+        packer = Packer(compiled)
+        buffer = bytearray(packer.nbytes)
+        packer.pack_into(buffer, _words(marshalled, moved.spans, in_simulator=True))
+        report = sim.launch(
+            "\n".join([compiled.ptx, *(text for _, text in compiled.modules)]),
+            compiled.name,
+            grid=self.grid,
+            block=self.block,
+            cluster=kernel_.cluster,
+            shared_bytes=kernel_.shared_bytes,
+            params=[bytes(buffer[p.offset : p.offset + p.size]) for p in compiled.parameters],
+            memory=memory,
+            **(_simulation.get() or {}),
+        )
+        moved.copy_back()
+        return report
+
+
+class _Variant:
+    """A launcher's kernel for one tuple of argument types, on one GPU."""
+
+    def __init__(self, launcher: Launcher, compiled: Compiled, loaded: driver.LoadedKernel) -> None:
+        kernel_ = launcher.kernel
+        self._launcher = launcher
+        self._packer = Packer(compiled)
+        self._offsets = [p.offset for p in compiled.parameters]
+        self._config = driver.launch_config(
+            launcher.grid, launcher.block, kernel_.shared_bytes, launcher.stream, kernel_.cluster
+        )
+        self._loaded = loaded
+        self._local = threading.local()
+
+    def launch(self, marshalled: list[Argument]) -> None:
+        """Pack and launch; host arrays are staged for the length of the call."""
+        if any(_on_host(a) for a in marshalled):
+            with staging.OnDevice(_views(marshalled), self._launcher.stream) as moved:
+                self._submit(self._buffer(), marshalled, moved.spans)
+            return
+        self._submit(self._buffer(), marshalled, ())
+
+    def bound(self, marshalled: list[Argument]) -> Callable[[], None]:
+        """A launch with its parameters packed already; it keeps the arrays alive."""
+        buffer = driver.ArgumentBuffer(self._packer.nbytes, self._offsets)
+        self._packer.pack_into(buffer.view, _words(marshalled, ()))
+        return driver.bound_launch(self._config, self._loaded, buffer, keep=marshalled)
+
+    def _buffer(self) -> driver.ArgumentBuffer:
+        # One a thread: the driver reads it without the interpreter's lock.
+        buffer = getattr(self._local, "buffer", None)
+        if buffer is None:
+            buffer = self._local.buffer = driver.ArgumentBuffer(self._packer.nbytes, self._offsets)
+        return buffer
+
+    def _submit(
+        self, buffer: driver.ArgumentBuffer, marshalled: list[Argument], moved: Sequence[staging.Span]
+    ) -> None:
+        self._packer.pack_into(buffer.view, _words(marshalled, moved))
+        driver.launch(self._config, self._loaded, buffer)
+
+
+def _views(marshalled: Sequence[Argument]) -> list:
+    return [a.array or a.tensor_map.view for a in marshalled if a.array is not None or a.tensor_map is not None]
+
+
+def _on_host(argument: Argument) -> bool:
+    view = argument.array if argument.array is not None else argument.tensor_map and argument.tensor_map.view
+    return view is not None and view.host
+
+
+def _words(
+    marshalled: Sequence[Argument], moved: Sequence[staging.Span], in_simulator: bool = False
+) -> list[Any]:
+    """The parameters' values in order, pointers translated to where the arrays are now."""
+    words: list[Any] = []
+    for argument in marshalled:
+        if argument.array is not None:
+            view = argument.array
+            words += arguments.array_words(view, staging.translate(view, moved) if moved else view.pointer)
+        elif argument.tensor_map is not None:
+            tensor_map = argument.tensor_map
+            address = staging.translate(tensor_map.view, moved) if moved else tensor_map.view.pointer
+            words.append(tensor_map.encode_sim(address) if in_simulator else tensor_map.encode(address))
+        else:
+            words += argument.words
+    return words
+
+
+def _default_arch() -> str:
+    if driver.device_count():
+        return architectures.name(driver.capability(driver.current_device()))
+    return DEFAULT_ARCH
+
+
+def _extents(value: Any, what: str, name: str) -> tuple[int, int, int]:
+    extents = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if not 1 <= len(extents) <= 3 or not all(hasattr(e, "__index__") and int(e) >= 1 for e in extents):
+        raise ValueError(f"{name}: {what} {value!r}; expected one to three positive integers")
+    return tuple(int(e) for e in (*extents, 1, 1)[:3])
+
+
+def _volume(extents: Sequence[int]) -> int:
+    product = 1
+    for extent in extents:
+        product *= extent
+    return product

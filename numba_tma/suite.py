@@ -1,0 +1,244 @@
+"""Run, check and measure the suite's problems: what `scripts/run_all.py` shows.
+
+Every run draws fresh inputs, poisons the outputs and compares with the problem's reference. A variant that raises is
+a failed check like a wrong number; one that the device cannot run is reported with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import bench, driver, launch
+from .device_array import DeviceArray
+from .kernels.problem import Case, Problem, Variant
+
+SIMULATOR = "PTX simulator"
+
+
+@dataclass
+class Record:
+    """One variant at one size on one backend. Times exist on a GPU only; the simulator counts instructions and bytes."""
+
+    problem: str
+    variant: str
+    moves: str
+    backend: str
+    device: str
+    shape: tuple[int, ...]
+    dtype: str
+    options: dict[str, Any]
+    ok: bool
+    error: float | None = None
+    tolerance: float = 0.0
+    reason: str = ""
+    skipped: bool = False
+    hazards: list[str] = field(default_factory=list)
+    seconds: float | None = None
+    seconds_fastest: float | None = None
+    samples: int | None = None
+    gb_per_s: float | None = None
+    tflop_per_s: float | None = None
+    share_of_device_copy: float | None = None
+    ratio_to_baseline: float | None = None
+    peer: str | None = None
+    ratio_to_peer: float | None = None
+    instructions: int | None = None
+    bytes_moved: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as the JSON file keeps them."""
+        return asdict(self)
+
+
+def run_case(
+    problem: Problem,
+    case: Case,
+    variants: Iterable[Variant],
+    backend: str,
+    *,
+    seed: int,
+    measure: bool = True,
+    device_copy_rate: float | None = None,
+    repeats: int = 30,
+) -> Iterator[Record]:
+    """Run the variants of one case; records come one by one in the simulator, together after timing on a GPU."""
+    rng = np.random.default_rng(seed)
+    host = problem.inputs(case, rng)
+    expected = problem.reference(host, case)
+    if backend == "sim":
+        for variant in variants:
+            yield _simulated(problem, case, variant, host, expected)
+        return
+    records, launches = [], {}
+    device = {name: DeviceArray(array) for name, array in host.items()}
+    for variant in variants:
+        record, bound = _checked_on_gpu(problem, case, variant, device, expected)
+        records.append(record)
+        if bound is not None and record.ok:
+            launches[variant.name] = bound
+    if measure and launches:
+        _measure(problem, case, records, launches, device_copy_rate, repeats)
+    yield from records
+
+
+def worst_error(problem: Problem, actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+    """Largest deviation over all outputs, relative to the largest reference value; counts of unequal elements where
+    the problem's tolerance is 0. NaN anywhere it should not be counts as infinite."""
+    worst = 0.0
+    for name, reference in expected.items():
+        got = actual[name]
+        if got.shape != reference.shape:
+            return float("inf")
+        if problem.tolerance == 0:
+            same = got.view(np.uint8) == np.ascontiguousarray(reference).view(np.uint8) if got.size else np.True_
+            worst = max(worst, float(np.size(same) - np.count_nonzero(same)))
+            continue
+        difference = np.abs(got.astype(np.float64) - reference)
+        scale = max(float(np.max(np.abs(reference), initial=0.0)), np.finfo(np.float32).tiny)
+        error = float(np.max(difference, initial=0.0)) / scale
+        worst = max(worst, error if np.isfinite(error) else float("inf"))
+    return worst
+
+
+def _record(problem: Problem, case: Case, variant: Variant, backend: str, device: str) -> Record:
+    return Record(
+        problem.name,
+        variant.name,
+        variant.moves,
+        backend,
+        device,
+        case.shape,
+        case.dtype,
+        dict(case.options),
+        ok=False,
+        tolerance=problem.tolerance,
+    )
+
+
+def _simulated(
+    problem: Problem,
+    case: Case,
+    variant: Variant,
+    host: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+) -> Record:
+    record = _record(problem, case, variant, "sim", SIMULATOR)
+    for name in problem.outputs:
+        _poison(host[name])
+    try:
+        with launch.use_backend("sim"):
+            report = variant.bind(host, **case.options)()
+    except Exception as error:
+        record.reason = f"{type(error).__name__}: {error}"
+        return record
+    record.error = worst_error(problem, host, expected)
+    record.ok = record.error <= problem.tolerance
+    if not record.ok:
+        record.reason = f"error {record.error:.3g} above {problem.tolerance:.3g}"
+    record.hazards = [str(hazard) for hazard in report.hazards]
+    record.instructions = report.instructions
+    record.bytes_moved = {kind: count for kind, count in report.bytes.items() if count}
+    return record
+
+
+def _checked_on_gpu(
+    problem: Problem,
+    case: Case,
+    variant: Variant,
+    device: Mapping[str, DeviceArray],
+    expected: Mapping[str, np.ndarray],
+) -> tuple[Record, Callable[[], Any] | None]:
+    record = _record(problem, case, variant, "gpu", driver.device_name(driver.current_device()))
+    for name in problem.outputs:
+        device[name].poison()
+    try:
+        with launch.use_backend("gpu"):
+            bound = variant.bind(device, **case.options)
+            bound()
+        driver.synchronize()
+    except launch.LaunchError as error:
+        record.reason, record.skipped = str(error), "needs sm_" in str(error) or "exists on sm_" in str(error)
+        return record, None
+    except Exception as error:
+        record.reason = f"{type(error).__name__}: {error}"
+        return record, None
+    record.error = worst_error(problem, {name: device[name].to_host() for name in problem.outputs}, expected)
+    record.ok = record.error <= problem.tolerance
+    if not record.ok:
+        record.reason = f"error {record.error:.3g} above {problem.tolerance:.3g}"
+    return record, bound
+
+
+def _measure(
+    problem: Problem,
+    case: Case,
+    records: list[Record],
+    launches: dict[str, Callable[[], Any]],
+    device_copy_rate: float | None,
+    repeats: int,
+) -> None:
+    timings = bench.time_launches(launches, repeats=repeats)
+    baseline = next((v.name for v in problem.variants if v.baseline and v.name in timings), None)
+    for record in records:
+        timing = timings.get(record.variant)
+        if timing is None:
+            continue
+        record.seconds, record.seconds_fastest, record.samples = timing.median, timing.fastest, timing.samples
+        record.gb_per_s = problem.bytes_moved(case) / timing.median / 1e9
+        record.tflop_per_s = problem.flops(case) / timing.median / 1e12
+        if device_copy_rate:
+            record.share_of_device_copy = record.gb_per_s / device_copy_rate
+        if baseline:
+            record.ratio_to_baseline = timings[baseline].median / timing.median
+
+
+def device_copy_rate(nbytes: int = 1 << 30, repeats: int = 20) -> float:
+    """GB/s of the driver's device-to-device copy, bytes read plus bytes written."""
+    copy, free = bench.device_copy(nbytes)
+    try:
+        timing = bench.time_launches({"copy": copy}, repeats=repeats)["copy"]
+    finally:
+        free()
+    return 2 * nbytes / timing.median / 1e9
+
+
+def circumstances() -> dict[str, Any]:
+    """What a measurement depends on: device, driver, versions, date."""
+    import importlib.metadata
+    import platform
+
+    facts: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+    }
+    for name in ("numba-tma", "numba", "numba-cuda", "numpy", "llvmlite", "cuda-bindings"):
+        try:
+            facts[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if driver.device_count():
+        from cuda.bindings import driver as cu
+
+        ordinal = driver.current_device()
+        facts["device"] = driver.device_name(ordinal)
+        facts["multiprocessors"] = driver.attribute("MULTIPROCESSOR_COUNT", ordinal)
+        facts["clock_mhz"] = driver.attribute("CLOCK_RATE", ordinal) // 1000
+        facts["memory_clock_mhz"] = driver.attribute("MEMORY_CLOCK_RATE", ordinal) // 1000
+        facts["l2_bytes"] = driver.attribute("L2_CACHE_SIZE", ordinal)
+        facts["driver_cuda"] = driver.check(cu.cuDriverGetVersion(), "cuDriverGetVersion")
+    else:
+        facts["device"] = SIMULATOR
+    return facts
+
+
+def _poison(array: np.ndarray) -> None:
+    flat = array if array.flags.c_contiguous else None
+    if flat is not None:
+        flat.view(np.uint8).fill(0xFF)
+    else:
+        array[...] = np.frombuffer(b"\xff" * array.itemsize, array.dtype)[0]
