@@ -340,7 +340,7 @@ def _cut(file, header, comment, number, line, lines) -> _Written:
         named[1],
         start,
         (*described, *block),
-        tuple(rules),
+        tuple(_Rule(key, tuple(variants)) for key, variants in rules.items()),
         effect,
         inline_only,
     )
@@ -472,7 +472,7 @@ _PARAMETER = re.compile(r"\.param\s+\.(\w+)\s+(\w+)\s*,?\s*$")
 _IMMEDIATE = re.compile(r"//\s*(\w+): immediate (\d+) to (\d+)(?: step (\d+))?(?:: (.*))?$")
 _KIND = re.compile(r"(shared|cluster|global|map|predicate):\s*")
 # Registers that the compiler itself names so: one of ours would hide it inside the braces of the inline text.
-_RESERVED = re.compile(r"%(p|rs|r|rd|f|fd|rq|h|hh|b|SP|SPL)\d*$")
+_RESERVED = re.compile(r"%((p|rs|r|rd|f|fd|rq|h|hh)\d+|SPL?)$")
 _SPECIAL = re.compile(
     r"%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock64|clock_hi|globaltimer|globaltimer_lo|globaltimer_hi|tid|ntid"
     r"|ctaid|nctaid|lanemask_(eq|le|lt|ge|gt)|is_explicit_cluster|clusterid|nclusterid|cluster_(n?ctaid|n?ctarank)"
