@@ -24,6 +24,7 @@ decodes shared::cluster addresses to (slot, offset). Global addresses are the si
     report             report(identifier, message, origin): a hazard beside which execution goes on
     policy             "fifo" (default), "early", "late" or "random"
     rng                numpy.random.Generator, for "random"
+    latency            pumps from issue to effect under "fifo" (and from a store's read to its write)
 
 ``origin`` of the issue methods is whatever the machine wants to get back in reports (its instruction).
 
@@ -67,8 +68,9 @@ random  each pump moves some pieces of randomly chosen operations, also out of o
 **Ends.** ``retire_block(slot)`` when a block has exited and before its slot is used again: finishes what
 still reads or writes its shared memory and returns a line of text for each such operation (bytes in flight
 at exit). ``drain()`` at the end of the kernel finishes everything. ``outstanding(slot)`` describes what is
-in flight, for the deadlock report. ``bytes`` counts bytes moved by kind, keys as in Report.bytes: tma_load,
-tma_store, tma_reduce, bulk_load, bulk_store, bulk_reduce, cp_async.
+in flight, for the deadlock report. ``bytes`` counts bytes moved, by kind (KINDS): those delivered to shared
+memory, the fill and every receiver of a multicast included, or written to global memory; bulk_cluster is from
+shared to shared memory.
 
 Sources: PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy" and its sections on cp.async,
 cp.async.bulk, cp.reduce.async.bulk, cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, "Async proxy".
