@@ -22,8 +22,8 @@ offset  bytes  field (little-endian)
 111     17     zero
 ======  =====  ==========================================================================================
 
-Dimensions from the rank upwards are ignored (zero as encoded). Sources: CUDA Driver API, "Tensor Map Object Management"
-(``cuTensorMapEncodeTiled``); PTX ISA, "Tensor-map" and "tensormap.replace".
+Dimensions from the rank upwards are ignored (zero as encoded). Sources: CUDA Driver API,
+"Tensor Map Object Management" (``cuTensorMapEncodeTiled``); PTX ISA, "Tensor-map" and "tensormap.replace".
 """
 
 from __future__ import annotations
