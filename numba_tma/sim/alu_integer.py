@@ -1,13 +1,13 @@
 """Integer arithmetic and bits: add … rem, carry chains, shifts, bit fields, permutations, dot products.
 
-The condition code of the carry chains is a register of its own, ``%cc`` (a predicate). The carry-out of ``sub.cc``
-is the borrow.
+The condition code of the carry chains is a register of its own, ``%cc`` (a predicate). The carry-out of
+``sub.cc`` is the borrow.
 
-Division by zero is "machine-specific" in the manual; as on NVIDIA GPUs the quotient and the remainder then have
-all bits set. The most negative number divided by -1 gives itself, remainder 0.
+Division by zero is "machine-specific" in the manual; as on NVIDIA GPUs the quotient and the remainder
+then have all bits set. The most negative number divided by -1 gives itself, remainder 0.
 
-Source: PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic Instructions", "Logic
-and Shift Instructions", "Scalar Video Instructions".
+Source: PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic Instructions",
+"Logic and Shift Instructions", "Scalar Video Instructions".
 """
 
 from __future__ import annotations
@@ -38,10 +38,6 @@ def _extend(b: Body, value: str, kind: str, wide: int) -> str:
     return b(f"{'sext' if _is_signed(kind) else 'zext'} i{_BITS[kind]} {value} to i{wide}")
 
 
-def _carry(name: str, kind: str) -> tuple:
-    return (CONDITION_CODE, kind)
-
-
 # ---- addition, subtraction
 
 
@@ -58,7 +54,9 @@ def _add_or_subtract(d: Decoder, simple: np.ufunc, name: str) -> Alu:
     d.count(3)
     target, a, b = d.operands
     if kind in _PAIRS:
-        return d.finish(_pairwise(name, kind, f"{name} i16 {{0}}, {{1}}"), [(target, kind)], [(a, kind), (b, kind)])
+        return d.finish(
+            _pairwise(name, kind, f"{name} i16 {{0}}, {{1}}"), [(target, kind)], [(a, kind), (b, kind)]
+        )
     sources = [(a, kind), (b, kind)]
     if d.flag("sat"):
         function = _saturating(name, kind)
@@ -341,10 +339,12 @@ def dp4a(d: Decoder) -> Alu:
 def dp2a(d: Decoder) -> Alu:
     second, first = d.type("s32", "u32"), d.type("s32", "u32")
     part = d.take("lo", "hi") or d.fail("needs .lo or .hi")
-    return _dot(d, first, second, 16, 8, range(0, 2) if part == "lo" else range(2, 4), part)
+    return _dot(d, first, second, 16, 8, range(2) if part == "lo" else range(2, 4), part)
 
 
-def _dot(d: Decoder, first: str, second: str, width_a: int, width_b: int, bytes_of_b: range, part: str = "") -> Alu:
+def _dot(
+    d: Decoder, first: str, second: str, width_a: int, width_b: int, bytes_of_b: range, part: str = ""
+) -> Alu:
     d.count(4)
     b = Body()
     total = "%x2"
@@ -384,7 +384,9 @@ def bitwise_not(d: Decoder) -> Alu:
 def cnot(d: Decoder) -> Alu:
     kind = d.type("b16", "b32", "b64")
     d.count(2)
-    return d.finish(lambda a: np.equal(a, 0).astype(a.dtype), [(d.operands[0], kind)], [(d.operands[1], kind)])
+    return d.finish(
+        lambda a: np.equal(a, 0).astype(a.dtype), [(d.operands[0], kind)], [(d.operands[1], kind)]
+    )
 
 
 def lop3(d: Decoder) -> Alu:
@@ -469,12 +471,14 @@ def shf(d: Decoder) -> Alu:
         whole = b(f"lshr i64 {b(f'shl i64 {whole}, {n}')}, 32")
     else:
         whole = b(f"lshr i64 {whole}, {n}")
-    function = ufunc(f"shf.{direction}.{mode}", ("u32",) * 3, "u32", b.returns("i32", b(f"trunc i64 {whole} to i32")))
+    function = ufunc(
+        f"shf.{direction}.{mode}", ("u32",) * 3, "u32", b.returns("i32", b(f"trunc i64 {whole} to i32"))
+    )
     return d.finish(function, [(d.operands[0], "u32")], [(x, "u32") for x in d.operands[1:]])
 
 
 def bfe(d: Decoder) -> Alu:
-    """Bit-field extract; position and length are their low 8 bits, and a signed field fills with its top bit."""
+    """Bit-field extract; of position and length 8 bits count, and a signed field fills with its top bit."""
     kind = d.type("s32", "u32", "s64", "u64")
     d.count(4)
     b, t, width = Body(), llvm_type(kind), _BITS[kind]
@@ -500,7 +504,9 @@ def bfe(d: Decoder) -> Alu:
     else:
         value = b(f"select i1 {some}, {t} {value}, {t} 0")
     function = ufunc(f"bfe.{kind}", (kind, "u32", "u32"), kind, b.returns(t, value))
-    return d.finish(function, [(d.operands[0], kind)], list(zip(d.operands[1:], (kind, "u32", "u32"), strict=True)))
+    return d.finish(
+        function, [(d.operands[0], kind)], list(zip(d.operands[1:], (kind, "u32", "u32"), strict=True))
+    )
 
 
 def bfi(d: Decoder) -> Alu:
@@ -590,7 +596,8 @@ def prmt(d: Decoder) -> Alu:
         elif mode == "ecr":
             index = b(f"call i32 @llvm.umin.i32(i32 {low}, i32 {i})")
         elif mode == "rc16":
-            index = b(f"add i32 {b(f'shl i32 {b(f"and i32 {low}, 1")}, 1')}, {i % 2}")
+            half = b(f"and i32 {low}, 1")
+            index = b(f"add i32 {b(f'shl i32 {half}, 1')}, {i % 2}")
         else:
             index = b(f"and i32 {b(f'lshr i32 %x2, {4 * i}')}, 7")
         place = b(f"zext i32 {b(f'shl i32 {index}, 3')} to i64")
@@ -598,13 +605,14 @@ def prmt(d: Decoder) -> Alu:
         if not mode:
             sign = b(f"icmp ne i32 {b(f'and i32 %x2, {8 << 4 * i}')}, 0")
             byte = b(f"select i1 {sign}, i8 {b(f'ashr i8 {byte}, 7')}, i8 {byte}")
-        total = b(f"or i32 {total}, {b(f'shl i32 {b(f"zext i8 {byte} to i32")}, {8 * i}')}")
+        wide = b(f"zext i8 {byte} to i32")
+        total = b(f"or i32 {total}, {b(f'shl i32 {wide}, {8 * i}')}")
     function = ufunc(f"prmt.{mode}", ("u32",) * 3, "u32", b.returns("i32", total))
     return d.finish(function, [(d.operands[0], "u32")], [(x, "u32") for x in d.operands[1:]])
 
 
 def fns(d: Decoder) -> Alu:
-    """Position of the n-th set bit at or above (n > 0), or at or below (n < 0), a base; n = 0: the base itself."""
+    """Position of the n-th set bit from a base upwards (n > 0) or downwards (n < 0); n = 0: the base."""
     d.type("b32")
     d.count(4)
 
@@ -672,16 +680,13 @@ def video(d: Decoder) -> Alu:
     accumulates = d.flag("add")
     saturates = d.flag("sat")
     comparison = d.take("eq", "ne", "lt", "le", "gt", "ge") if name == "set" else ""
-    second, first, result = (d.type("s32", "u32") for _ in range(3)) if name != "set" else (
-        d.type("s32", "u32"),
-        d.type("s32", "u32"),
-        "u32",
-    )
+    second, first = d.type("s32", "u32"), d.type("s32", "u32")
+    result = "u32" if name == "set" else d.type("s32", "u32")
     d.count(4)
     if first != second and name == "set":
         d.fail("compares lanes of one signedness")
     width = 32 // lanes
-    b, wide = Body(), "i32"
+    b = Body()
     total = "%x2" if accumulates else "0"
     for i in range(lanes):
         parts = []
@@ -690,9 +695,11 @@ def video(d: Decoder) -> Alu:
             parts.append(b(f"{'sext' if _is_signed(kind) else 'zext'} i{width} {lane} to i32"))
         value = _video_lane(b, name, comparison, *parts)
         if saturates:
-            low, high = (-(1 << width - 1), (1 << width - 1) - 1) if _is_signed(result) else (0, (1 << width) - 1)
-            value = b(f"call {wide} @llvm.smax.i32(i32 {value}, i32 {low})")
-            value = b(f"call {wide} @llvm.smin.i32(i32 {value}, i32 {high})")
+            low, high = (
+                (-(1 << width - 1), (1 << width - 1) - 1) if _is_signed(result) else (0, (1 << width) - 1)
+            )
+            value = b(f"call i32 @llvm.smax.i32(i32 {value}, i32 {low})")
+            value = b(f"call i32 @llvm.smin.i32(i32 {value}, i32 {high})")
         if accumulates:
             total = b(f"add i32 {total}, {value}")
         else:
@@ -708,10 +715,8 @@ def _video_lane(b: Body, name: str, comparison: str, x: str, y: str) -> str:
     if name == "avrg":
         # The average is rounded away from zero.
         total = b(f"add i32 {x}, {y}")
-        one = b(f"xor i32 {b(f'ashr i32 {total}, 31')}, 1")
         up = b(f"icmp sge i32 {total}, 0")
         total = b(f"select i1 {up}, i32 {b(f'add i32 {total}, 1')}, i32 {total}")
-        del one
         return b(f"ashr i32 {total}, 1")
     if name == "absdiff":
         difference = b(f"sub i32 {x}, {y}")

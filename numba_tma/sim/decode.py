@@ -48,12 +48,12 @@ Apply = Callable[..., Any]
 class Alu:
     """A lane-wise operation.
 
-    `sources` are registers (special ones too) and symbols, each with the dtype that its array must have; of a
-    register that is the width it is declared with, so a view suffices. Immediates are bound inside. `apply`
-    takes those arrays, one-dimensional of equal length, of length 1, or 0-d, and gives one array for one
-    destination, a tuple for several or none, with the dtypes of `destinations`; where every source is 0-d or
-    there is none, results are 0-d or of length 1. A result may be one of the arguments itself or a view of it:
-    treat arrays as immutable. Sinks have been left out of `destinations`.
+    `sources` are registers (special ones too) and symbols, each with the dtype that its array must have;
+    of a register that is the width it is declared with, so a view suffices. Immediates are bound inside.
+    `apply` takes those arrays, one-dimensional of equal length, of length 1, or 0-d, and gives one array
+    for one destination, a tuple for several or none, with the dtypes of `destinations`; where every
+    source is 0-d or there is none, results are 0-d or of length 1. A result may be one of the arguments
+    itself or a view of it: treat arrays as immutable. Sinks have been left out of `destinations`.
     """
 
     sources: tuple[tuple[Operand, np.dtype], ...]

@@ -83,6 +83,10 @@ class Register:
     special: bool = False
 
 
+# The carry or borrow that add.cc, addc, mad.lo.cc and their like hand on: a predicate of its own.
+CONDITION_CODE = Register("%cc", "pred")
+
+
 @dataclass(frozen=True, slots=True)
 class Immediate:
     """A constant. `kind` is ``int``, ``f32`` (``0f…``) or ``f64`` (``0d…`` and decimal fractions).
@@ -224,9 +228,10 @@ class Prototype:
 class Function:
     """A kernel (`entry`) or device function; `defined` is False for a mere declaration.
 
-    `registers` holds the registers that the body uses, name to type. `variables` holds .local, .shared,
-    .global and .param variables declared inside. `labels` give indices into `body` (len(body) for the end).
-    `directives` holds performance directives, e.g. {"maxntid": (256, 1, 1), "explicitcluster": ()}.
+    `registers` holds the registers that the body uses, name to type (``%cc`` if it has carry chains).
+    `variables` holds .local, .shared, .global and .param variables declared inside. `labels` give indices
+    into `body` (len(body) for the end). `directives` holds performance directives, e.g. {"maxntid": (256,
+    1, 1), "explicitcluster": ()}.
     """
 
     name: str

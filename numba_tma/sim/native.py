@@ -1,17 +1,17 @@
-"""NumPy ufuncs whose scalar body is LLVM IR: for operations that NumPy does not have, or has only in many calls.
+"""NumPy ufuncs whose scalar body is LLVM IR: for operations that NumPy lacks, or has only in many calls.
 
 A ufunc so made broadcasts, takes strides and 0-d arrays like any other, never warns, and costs about a
 microsecond a call. It is compiled at its first use (some milliseconds) and kept for the life of the process.
 
-A body is the IR text of a function of ``%x0``, ``%x1``, … up to its ``ret``; ``Body`` helps to write one. Array
-types are given by PTX name (``s32``, ``f64``); predicates are ``pred``, an ``i8`` of 0 or 1.
+A body is the IR text of a function of ``%x0``, ``%x1``, … up to its ``ret``; ``Body`` helps to write one.
+Array types are given by PTX name (``s32``, ``f64``); predicates are ``pred``, an ``i8`` of 0 or 1.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import count
 from typing import Any
 
@@ -55,7 +55,7 @@ def llvm_type(name: str) -> str:
 
 
 class Body:
-    """Lines of IR. ``b("fadd double %x0, %x1")`` gives the new value's name; ``b.returns("double", v)`` ends."""
+    """Lines of IR: ``b("fadd double %x0, %x1")`` names the new value, ``b.returns("double", v)`` ends."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -69,7 +69,7 @@ class Body:
         return "\n".join([*self._lines, f"  ret {kind} {value}"])
 
 
-@lru_cache(maxsize=None)
+@cache
 def ufunc(name: str, inputs: tuple[str, ...], output: str, body: str) -> np.ufunc:
     """The ufunc `name` from arrays of the PTX types `inputs` to `output`; equal arguments give one object."""
     address = _compile(_module_text(inputs, output, body))
@@ -168,9 +168,7 @@ def _wrap(name: str, address: int, dtypes: list[np.dtype]) -> np.ufunc:
     core = getattr(np, "_core", None) or np.core
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    table = ctypes.cast(
-        pointer_of(core._multiarray_umath._UFUNC_API, None), ctypes.POINTER(ctypes.c_void_p)
-    )
+    table = ctypes.cast(pointer_of(core._multiarray_umath._UFUNC_API, None), ctypes.POINTER(ctypes.c_void_p))
     make = ctypes.PYFUNCTYPE(
         ctypes.py_object,
         ctypes.c_void_p,

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from .constants import ABOVE_COMPARISON, ANY_OPERATOR, MAX_NESTING, NO_OPERATOR, Constant, Evaluator
 from .module import (
+    CONDITION_CODE,
     SPECIAL_REGISTERS,
     SPECIAL_WITH_COMPONENTS,
     TYPE_BYTES,
@@ -62,6 +63,7 @@ _LINKAGES = frozenset((".extern", ".visible", ".weak", ".common"))
 _COMPONENTS = {"x": 0, "y": 1, "z": 2, "w": 3, "r": 0, "g": 1, "b": 2, "a": 3}
 _STARTS_CONSTANT = frozenset(("-", "+", "~", "("))
 _SIGNED_FLOATS = {"f32": "<f", "f64": "<d"}
+_USES_CARRY = frozenset(("addc", "subc", "madc"))
 _COMMENT = re.compile(r"//[^\n]*|/\*(?s:.*?)\*/")
 
 
@@ -870,6 +872,8 @@ class _Parser:
         if words[0][0] == "%":
             self.expected("an instruction")
         operands = self.call_operands(scope) if words[0] == "call" else self.operands(scope)
+        if words[0] in _USES_CARRY or "cc" in words:
+            self.function.registers[CONDITION_CODE.name] = CONDITION_CODE.type
         end = self.index
         self.expect(";", "',' or ';' after an operand")
         starts = self.tokens.starts
