@@ -1,3 +1,28 @@
-"""Hopper's Tensor Memory Accelerator for Numba-CUDA kernels, on a GPU or in a PTX simulator."""
+"""Hopper's Tensor Memory Accelerator for Numba-CUDA kernels, on a GPU or in a PTX simulator.
+
+    from numba_tma import Barriers, Shared, TensorMap, Tiles, kernel, ptx
+"""
+
+from . import ptx
+from .launch import Kernel, LaunchError, kernel, use_backend
+from .pitch import pitched, pitched_copy
+from .shared import Barriers, Buffer, Shared, Tiles
+from .tensor_map import TensorMap, TensorMapError
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Barriers",
+    "Buffer",
+    "Kernel",
+    "LaunchError",
+    "Shared",
+    "TensorMap",
+    "TensorMapError",
+    "Tiles",
+    "kernel",
+    "pitched",
+    "pitched_copy",
+    "ptx",
+    "use_backend",
+]

@@ -18,9 +18,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from numba import cuda, types
 from numba.cuda import dispatcher as numba_dispatcher
+from numba.cuda.cudadrv import nvvm
 
 from . import arch as architectures
 from . import cache, ptx
@@ -241,14 +243,33 @@ class _NamedDevice:
 
 @contextlib.contextmanager
 def _compiling_for(capability: tuple) -> Iterator[None]:
-    """Let nested device functions compile for `capability`: numba-cuda would ask the driver for the current GPU."""
-    with _compile_lock:
-        real = numba_dispatcher.get_current_device
-        numba_dispatcher.get_current_device = lambda: _NamedDevice(capability)
+    """Adapt numba-cuda while it compiles for `capability`.
+
+    It would ask the driver for the current GPU when it meets a nested device function, keep such a function's lines
+    only if its own decorator asks for them, and drop NVVM's explanation of an error.
+    """
+
+    @functools.wraps(numba_dispatcher.compile_cuda)
+    def with_lines(*args: Any, **options: Any) -> Any:
+        return compile_cuda(*args, **{**options, "lineinfo": True})
+
+    def with_log(unit: nvvm.CompilationUnit) -> bytes:
         try:
-            yield
-        finally:
-            numba_dispatcher.get_current_device = real
+            return compile_unit(unit)
+        except Exception as error:
+            raise CompileError(f"NVVM: {error}: {unit.get_log().strip()}") from None
+
+    with _compile_lock, contextlib.ExitStack() as restore:
+        compile_cuda = numba_dispatcher.compile_cuda
+        compile_unit = nvvm.CompilationUnit.compile
+        for owner, name, adapted in (
+            (numba_dispatcher, "get_current_device", lambda: _NamedDevice(capability)),
+            (numba_dispatcher, "compile_cuda", with_lines),
+            (nvvm.CompilationUnit, "compile", with_log),
+        ):
+            restore.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, adapted)
+        yield
 
 
 def _numba_ptx(
@@ -363,6 +384,8 @@ def _from_json(data: bytes) -> Compiled:
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"[Uu]sed (\d+) registers(?:, used (\d+) barriers)?")
 _SHARED = re.compile(r"(\d+) bytes smem")
+# From sm_90 on the linker counts the kilobyte that the system keeps for itself in each block that has shared memory.
+_RESERVED_SHARED = 1024
 _LOCAL = re.compile(r"(\d+) bytes lmem")
 
 
@@ -381,7 +404,7 @@ def _parse_resources(log: str, name: str) -> Resources:
         stack_bytes=frame[0],
         spill_store_bytes=frame[1],
         spill_load_bytes=frame[2],
-        shared_bytes=int(shared[1]) if shared else 0,
+        shared_bytes=max(int(shared[1]) - _RESERVED_SHARED, 0) if shared else 0,
         local_bytes=int(local[1]) if local else 0,
         barriers=int(used[2] or 0),
         warnings=warnings,

@@ -496,7 +496,7 @@ class _Parser:
             if parameter is None:
                 raise self.fail(
                     number,
-                    f"expected `.param .u32 name,  // what` or `// N: immediate 0 to 7: what`, found {text!r}",
+                    f"expected `.param .u32 name,  // what` or `// N: immediate 0 to 7: what`, not {text!r}",
                 )
             if parameter[1] not in TYPES:
                 raise self.fail(

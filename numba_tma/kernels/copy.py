@@ -66,6 +66,7 @@ def make_vector(threads: int = 256, unroll: int = 4) -> Kernel:
 @functools.cache
 def make_cp_async(threads: int = 256, stages: int = 4) -> Kernel:
     """cp.async into a ring in shared memory, ordinary stores out of it; each thread minds its own 16 bytes a stage."""
+    ahead_by = stages - 1
     smem = Shared(chunk=Buffer((stages, threads * 16), np.uint8))
 
     @kernel(threads=threads, shared=smem)
@@ -76,7 +77,7 @@ def make_cp_async(threads: int = 256, stages: int = 4) -> Kernel:
         step = uint64(cuda.gridDim.x) * uint64(threads * 16)
         first = (uint64(cuda.blockIdx.x) * uint64(threads) + uint64(thread)) * uint64(16)
         ahead = first
-        for stage in range(stages - 1):
+        for stage in range(ahead_by):
             if ahead < nbytes:
                 valid = uint32(min(nbytes - ahead, uint64(16)))
                 ptx.cp_async_cg_16_zfill(
@@ -87,14 +88,14 @@ def make_cp_async(threads: int = 256, stages: int = 4) -> Kernel:
         count = uint32(0)
         offset = first
         while offset < nbytes:
-            stage, _ = ring(uint32(count + uint32(stages - 1)), stages)
+            stage, _ = ring(uint32(count + uint32(ahead_by)), stages)
             if ahead < nbytes:
                 valid = uint32(min(nbytes - ahead, uint64(16)))
                 ptx.cp_async_cg_16_zfill(
                     smem.chunk.address_of(stage, slot), ptx.global_address(source) + ahead, valid
                 )
             ptx.cp_async_commit_group()
-            ptx.cp_async_wait_group(stages - 1)  # this thread's own copies: no block barrier is needed
+            ptx.cp_async_wait_group(ahead_by)  # this thread's own copies: no block barrier is needed
             stage, _ = ring(count, stages)
             if offset + uint64(16) <= nbytes:
                 a, b, c, d = ptx.ld_shared_v4_u32(smem.chunk.address_of(stage, slot))

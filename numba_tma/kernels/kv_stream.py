@@ -8,7 +8,7 @@ row r:
 One block takes a strip of rows and one of the `splits` segments of the columns, and walks it tile by tile: fetch a
 tile of K and one of V into shared memory, then compute on them. `work` is the number of multiply-adds per pair; it
 turns the problem from copy-bound (1) to compute-bound (64 and more), and the point of two buffers shows in between:
-while the block computes on one, the next tile is on its way into the other.
+while the block computes on one, the next tile is on its way into the other. work = 0 copies and computes nothing.
 
 What moves the data: ordinary loads and stores (plain, plain_vector), cp.async (cp_async), the copy engine (tma, tma_ring).
 
@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numba import cuda, float16, float32, uint32, uint64
+from numba import cuda
+from numba.cuda.types import float16, float32, uint32, uint64
 
 from .. import ptx
 from ..arrays import reinterpret
@@ -43,7 +44,7 @@ VECTOR = 8  # fp16 elements in 16 bytes, the widest access of one thread
 def reference(k: np.ndarray, v: np.ndarray, work: int = 1, splits: int = 1, tile_columns: int = 64) -> np.ndarray:
     """float64 result of shape (splits, rows) for fp16 arrays of shape (rows, columns)."""
     k, v = k.astype(np.float64), v.astype(np.float64)
-    pair = k * v
+    pair = k * v if work else np.zeros_like(k)
     for _ in range(work - 1):
         pair = pair * DECAY + k
     width = segment(k.shape[1], splits, tile_columns)
@@ -87,7 +88,7 @@ def make_tile_sum(tile: tuple[int, int], threads: int, work: int) -> Callable:
 
     @cuda.jit(device=True, forceinline=True)
     def tile_sum(thread, k_tile, v_tile, totals):
-        for i in range(passes):
+        for i in range(passes if work else 0):
             index = uint32(thread + uint32(i * threads))
             row, column = uint32(index // uint32(vectors)), uint32(index % uint32(vectors)) * uint32(VECTOR)
             k0, k1, k2, k3 = ptx.ld_shared_v4_u32(k_tile.address_of(row, column))
@@ -243,6 +244,7 @@ def make_cp_async(
     rows, columns = tile
     vectors = columns // VECTOR
     passes = rows * vectors // threads
+    ahead_by = stages - 1
     smem = Shared(k=Tiles(stages, tile, float16), v=Tiles(stages, tile, float16))
     tile_sum = make_tile_sum(tile, threads, work)
     store = make_store(tile, threads)
@@ -270,7 +272,7 @@ def make_cp_async(
         thread = uint32(cuda.threadIdx.x)
         first_row = uint32(cuda.blockIdx.x) * uint32(rows)
         first_column = uint32(cuda.blockIdx.y) * uint32(tiles_per_split) * uint32(columns)
-        for step in range(stages - 1):
+        for step in range(ahead_by):
             if step < tiles_per_split:
                 column = uint32(first_column + uint32(step) * uint32(columns))
                 fetch(thread, k, smem.k[step], first_row, column)
@@ -278,14 +280,14 @@ def make_cp_async(
             ptx.cp_async_commit_group()
 
         for step in range(tiles_per_split):
-            ahead = step + stages - 1
+            ahead = step + ahead_by
             if ahead < tiles_per_split:  # the other buffer fills …
                 stage, _ = ring(ahead, stages)
                 column = uint32(first_column + uint32(ahead) * uint32(columns))
                 fetch(thread, k, smem.k[stage], first_row, column)
                 fetch(thread, v, smem.v[stage], first_row, column)
             ptx.cp_async_commit_group()  # an empty group, where nothing is left, keeps the count
-            ptx.cp_async_wait_group(stages - 1)  # … while this one is complete for this thread,
+            ptx.cp_async_wait_group(ahead_by)  # … while this one is complete for this thread,
             cuda.syncthreads()  # and after the barrier for all of them
             stage, _ = ring(step, stages)
             tile_sum(thread, smem.k[stage], smem.v[stage], totals)
@@ -402,6 +404,42 @@ def make_tma_ring(
     return kv_stream_tma_ring
 
 
+@functools.cache
+def make_resident(tile: tuple[int, int] = (64, 64), work: int = 1, threads: int = 128) -> Kernel:
+    """Compute alone, for measuring: two tiles are fetched, and summed in turn as often as there are tiles."""
+    check_tile(tile, threads)
+    rows, columns = tile
+    passes = rows * columns // VECTOR // threads
+    smem = Shared(k=Tiles(2, tile, float16), v=Tiles(2, tile, float16), full=Barriers(1))
+    tile_sum = make_tile_sum(tile, threads, work)
+    store = make_store(tile, threads)
+
+    @kernel(threads=threads, shared=smem)
+    def kv_stream_resident(k_map, v_map, out, tiles_per_split):
+        totals = cuda.local.array(passes, float32)
+        for i in range(passes):
+            totals[i] = float32(0)
+        thread = uint32(cuda.threadIdx.x)
+        first_row = uint32(cuda.blockIdx.x) * uint32(rows)
+        if thread == 0:
+            ptx.mbarrier_init(smem.full[0], 1)
+            ptx.fence_mbarrier_init()
+            ptx.mbarrier_arrive_expect_tx(smem.full[0], 2 * (k_map.box_bytes + v_map.box_bytes))
+            for stage in range(2):
+                column = uint32(stage * columns)
+                ptx.cp_async_bulk_tensor_2d_shared_global(smem.k[stage], k_map, column, first_row, smem.full[0])
+                ptx.cp_async_bulk_tensor_2d_shared_global(smem.v[stage], v_map, column, first_row, smem.full[0])
+        cuda.syncthreads()
+        mbarrier_wait(smem.full[0], 0)
+        for step in range(tiles_per_split):
+            stage, _ = ring(step, 2)
+            tile_sum(thread, smem.k[stage], smem.v[stage], totals)
+            cuda.syncthreads()
+        store(thread, totals, out, uint32(cuda.blockIdx.y), first_row)
+
+    return kv_stream_resident
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Host side.
 
@@ -467,6 +505,10 @@ def _launch_maps(make: Callable[..., Kernel]) -> Callable[..., Callable[[], Any]
         return make(tile, work, **options)[grid, None, stream].bind(k_map, v_map, out, np.uint32(tiles_per_split))
 
     return bind
+
+
+bind_one_buffer = functools.partial(_launch_maps(make_tma), stages=1)
+bind_resident = _launch_maps(make_resident)
 
 
 def kv_stream(
