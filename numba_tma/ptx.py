@@ -321,7 +321,7 @@ class _Linked(python_types.ModuleType):
     """
 
     def __getattr__(self, name: str) -> DeviceFunction:
-        if name.startswith("__") or name not in ptx_files.names():
+        if name not in ptx_files.names():
             raise AttributeError(f"ptx.linked has no function {name!r}{_similar(name)}")
         return _device_function(name, True)
 
@@ -335,12 +335,13 @@ linked = _Linked(f"{__name__}.linked", _Linked.__doc__)
 def _similar(name: str) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, ptx_files.names(), n=3)
+    # Python and Numba ask every object for names with an underscore, and often: no search for those.
+    close = [] if name.startswith("_") else difflib.get_close_matches(name, ptx_files.names(), n=3)
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def __getattr__(name: str) -> DeviceFunction:
-    if name.startswith("__") or name not in ptx_files.names():
+    if name not in ptx_files.names():
         raise AttributeError(f"module {__name__!r} has no function {name!r}{_similar(name)}")
     return _device_function(name, False)
 

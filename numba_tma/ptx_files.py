@@ -2,6 +2,8 @@
 
 What a .ptx file says, besides being PTX that assembles as it stands:
   - The comment above a function is its documentation; its last line names the section of the PTX ISA.
+  - A `.b32` or `.b64` parameter has the type with which it is loaded: compilers pass `.f32` as `.b32`, and
+    the linker compares. `ld.param.u16` of a `.u32` parameter takes its lower half.
   - The comment beside a parameter says what it is. A word before a colon gives the operand's kind: `shared:`
     an address in this block's shared memory, `cluster:` one in the cluster's, `global:` a global address,
     `map:` the address of a tensor map, `predicate:` a truth value. Without one it is a number of the
@@ -26,7 +28,7 @@ import itertools
 import keyword
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -498,9 +500,10 @@ class _Parser:
                     number,
                     f"expected `.param .u32 name,  // what` or `// N: immediate 0 to 7: what`, not {text!r}",
                 )
-            if parameter[1] not in TYPES:
+            if parameter[1] not in TYPES or parameter[1].startswith("f"):
                 raise self.fail(
-                    number, f".{parameter[1]} parameters are not supported; use one of {', '.join(TYPES)}"
+                    number,
+                    f".{parameter[1]} parameters are not supported; declare .b32 or .b64, load with the type",
                 )
             comment = comment.strip()
             kind = _KIND.match(comment)
@@ -567,11 +570,14 @@ class _Parser:
         if name not in names:
             raise self.fail(number, f"[{name}] is no parameter of this function")
         place = len(self.results) + names.index(name)
-        declared = next(operand.type for operand in self.operands if operand.name == name)
-        if kind in ("u16", "b16", "s16"):
+        position = next(i for i, operand in enumerate(self.operands) if operand.name == name)
+        operand = self.operands[position]
+        if kind == "u16" and operand.type == "u32":
             return f"cvt.u16.u32 {register}, ${place};"
-        if kind not in TYPES or TYPES[kind].bits != TYPES[declared].bits:
-            raise self.fail(number, f"ld.param.{kind} of {name}, which is declared .{declared}")
+        if kind not in TYPES or TYPES[kind].bits != TYPES[operand.type].bits:
+            raise self.fail(number, f"ld.param.{kind} of {name}, which is declared .{operand.type}")
+        if operand.type.startswith("b"):
+            self.operands[position] = replace(operand, type=kind)
         return f"mov.{kind} {register}, ${place};"
 
     def _results(self, statements: list[tuple[int, str]], declared: str | None) -> None:
