@@ -392,7 +392,7 @@ def cnot(d: Decoder) -> Alu:
 def lop3(d: Decoder) -> Alu:
     d.type("b32")
     combine = d.take("or", "and")
-    d.count(7 if combine else 5)
+    d.count(6 if combine else 5)
     target, *operands = d.operands
     table = operands[3]
     if not isinstance(table, Immediate) or table.kind != "int":
@@ -577,8 +577,8 @@ def brev(d: Decoder) -> Alu:
 
 def prmt(d: Decoder) -> Alu:
     """Pick four bytes of the eight of two sources."""
-    d.type("b32")
     mode = d.take("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
+    d.type("b32")
     d.count(4)
     b = Body()
     whole = b(f"or i64 {b('zext i32 %x0 to i64')}, {b('shl i64 ' + b('zext i32 %x1 to i64') + ', 32')}")

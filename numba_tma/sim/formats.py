@@ -141,7 +141,9 @@ def round_small(b: Body, kind: str, value: str, mode: str = "rn", saturate: bool
     scale = b(f"shl i64 {b(f'sub i64 {2046 + form.mantissa}, {exponent}')}, 52")
     scaled = b(f"fmul double {size}, {b(f'bitcast i64 {scale} to double')}")
     scaled = b(f"call double @llvm.{_ROUND[mode]}.f64(double {scaled})")
-    over = b(f"fcmp oge double {size}, {constant(2.0 ** (form.bias + 1))}")
+    # A format without infinities uses its highest exponent for numbers.
+    beyond = form.bias + (1 if form.infinity is not None else 2)
+    over = b(f"fcmp oge double {size}, {constant(2.0**beyond)}")
     steps = b(f"fptoui double {b(f'select i1 {over}, double 0.0, double {scaled}')} to i64")
     isnan = b(f"fcmp uno double {value}, 0.0")
     binades = b(f"sub i64 {exponent}, {lowest}")
