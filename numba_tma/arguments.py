@@ -1,15 +1,18 @@
 """Kernel arguments: their Numba types, and the words that go into the kernel's parameters.
 
 Numba passes an array as 5 + 2·ndim words (meminfo, parent, size, itemsize, data, shape…, strides…), a scalar as itself.
-A tensor map is passed by value, 128 bytes.
+A tensor map is passed by value, 128 bytes. This runs at every launch, so what depends only on an array's dtype, shape
+and strides is worked out once and looked up afterwards.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -19,23 +22,24 @@ from . import arrays, dtypes
 from .compile import Compiled
 from .tensor_map import TensorMap
 
+_WORD = 0xFFFFFFFFFFFFFFFF
+_DATA = 4  # where the pointer stands among an array's words
+_MOST_LAYOUTS = 4096
 
-@dataclass(frozen=True)
-class Argument:
-    """One marshalled argument: its Numba type, and either scalar words, an array's view or a tensor map."""
+
+class Argument(NamedTuple):
+    """One marshalled argument: Numba type, words, the array or tensor map behind it if any, and whether that is on the host."""
 
     numba_type: types.Type
-    words: tuple = ()
-    array: arrays.ArrayView | None = None
-    tensor_map: TensorMap | None = None
-    owner: object = None
+    words: tuple
+    value: object = None
+    on_host: bool = False
 
 
-_SCALARS = {
-    bool: types.boolean,
-    int: types.int64,
-    float: types.float64,
-}
+class _Layout(NamedTuple):
+    numba_type: types.Type
+    head: tuple[int, ...]
+    tail: tuple[int, ...]
 
 
 @functools.cache
@@ -56,51 +60,141 @@ def scalar_type(dtype: np.dtype) -> types.Type:
 
 
 @functools.cache
-def array_type(dtype: np.dtype, ndim: int, layout: str, readonly: bool = False) -> types.Array:
+def array_type(dtype: np.dtype, ndim: int, layout: str) -> types.Array:
     """Numba's array type; `layout` is 'C', 'F' or 'A'."""
-    return types.Array(scalar_type(dtype), ndim, layout, readonly=readonly)
+    return types.Array(scalar_type(dtype), ndim, layout)
+
+
+_layouts: dict[tuple, _Layout] = {}
+
+
+def _array(value: object, pointer: int, shape: tuple, strides: tuple, dtype: Any, on_host: bool) -> Argument:
+    """Marshal an array; `dtype` may be a torch.dtype, and `strides` are then in elements."""
+    layout = _layouts.get((dtype, shape, strides))
+    if layout is None:
+        numpy_dtype, in_bytes = dtype, strides
+        if not isinstance(dtype, np.dtype):
+            numpy_dtype = arrays.torch_dtype(dtype)
+            in_bytes = tuple(stride * numpy_dtype.itemsize for stride in strides)
+        layout = _new_layout((dtype, shape, strides), numpy_dtype, tuple(shape), in_bytes)
+    return Argument(layout.numba_type, (*layout.head, pointer, *layout.tail), value, on_host)
+
+
+def _new_layout(key: tuple, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Layout:
+    layout = _Layout(
+        array_type(dtype, len(shape), arrays.layout_of(shape, strides, dtype.itemsize)),
+        (0, 0, math.prod(shape), dtype.itemsize),
+        (*shape, *(stride & _WORD for stride in strides)),
+    )
+    if len(_layouts) >= _MOST_LAYOUTS:
+        _layouts.clear()
+    _layouts[key] = layout
+    return layout
+
+
+def _interface(value: Any, name: str) -> Argument:
+    """Marshal an array by its `__cuda_array_interface__`."""
+    interface = value.__cuda_array_interface__
+    key = (interface["typestr"], interface["shape"], interface.get("strides"), getattr(value, "dtype", None))
+    layout = _layouts.get(key)
+    if layout is None:
+        view = arrays.view(value)
+        layout = _new_layout(key, view.dtype, view.shape, view.strides)
+    return Argument(layout.numba_type, (*layout.head, interface["data"][0] or 0, *layout.tail), value)
+
+
+def _numpy(value: np.ndarray, name: str) -> Argument:
+    return _array(value, value.ctypes.data, value.shape, value.strides, value.dtype, True)
+
+
+def _torch(value: Any, name: str) -> Argument:
+    return _array(value, value.data_ptr(), value.shape, value.stride(), value.dtype, not value.is_cuda)
+
+
+def _integer(value: int, name: str) -> Argument:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise TypeError(f"argument {name}: {value} does not fit 64 bits; pass np.uint64({value}) if it should wrap")
+    return Argument(types.int64, (value & _WORD,))
+
+
+def _tensor_map(value: TensorMap, name: str) -> Argument:
+    return Argument(value.numba_type, (), value, value.view.host)
+
+
+def _numpy_scalar(value: np.generic, name: str) -> Argument:
+    word = value.item()
+    if isinstance(word, int) and not isinstance(word, bool):
+        word &= (1 << (8 * value.dtype.itemsize)) - 1
+    elif not isinstance(word, (bool, float)):
+        raise TypeError(f"argument {name}: a {value.dtype} scalar cannot be passed; put it into an array")
+    return Argument(scalar_type(value.dtype), (word,))
+
+
+def _tuple(value: tuple, name: str) -> Argument:
+    members = [marshal(member, f"{name}[{i}]") for i, member in enumerate(value)]
+    if not members or any(member.value is not None for member in members):
+        raise TypeError(f"argument {name}: a tuple may hold numbers only; pass its arrays one by one")
+    return Argument(
+        types.BaseTuple.from_types([member.numba_type for member in members]),
+        tuple(word for member in members for word in member.words),
+    )
+
+
+_BY_CLASS: dict[type, Callable[[Any, str], Argument]] = {
+    bool: lambda value, name: Argument(types.boolean, (value,)),
+    int: _integer,
+    float: lambda value, name: Argument(types.float64, (value,)),
+    np.ndarray: _numpy,
+    tuple: _tuple,
+    TensorMap: _tensor_map,
+}
 
 
 def marshal(value: object, name: str) -> Argument:
-    """Type and words of one argument; array pointers are still the owner's own.
+    """Type and words of one argument; an array's pointer is where it lies now, a tensor map has no words yet.
 
     Raises:
         TypeError: the object is none of: array, tensor map, number, bool, NumPy scalar, tuple of numbers.
     """
-    if isinstance(value, TensorMap):
-        return Argument(value.numba_type, tensor_map=value)
-    kind = _SCALARS.get(type(value))
-    if kind is not None:
-        if kind is types.int64 and not -(1 << 63) <= value < 1 << 63:
-            raise TypeError(f"argument {name}: {value} does not fit 64 bits; pass np.uint64({value}) if it should wrap")
-        return Argument(kind, (value,))
-    if isinstance(value, np.generic):
-        return Argument(scalar_type(value.dtype), (value.item(),))
+    known = _BY_CLASS.get(value.__class__)
+    return known(value, name) if known else _other(value, name)
+
+
+def _other(value: object, name: str) -> Argument:
+    torch = sys.modules.get("torch")
+    for base, marshal_one in ((np.generic, _numpy_scalar), (np.ndarray, _numpy), (TensorMap, _tensor_map)):
+        if isinstance(value, base):
+            _BY_CLASS[type(value)] = marshal_one
+            return marshal_one(value, name)
+    if torch is not None and isinstance(value, torch.Tensor):
+        _BY_CLASS[type(value)] = _torch
+        return _torch(value, name)
+    if hasattr(value, "__cuda_array_interface__"):
+        _BY_CLASS[type(value)] = _interface
+        return _interface(value, name)
     view = arrays.view(value)
-    if view is not None:
-        return Argument(array_type(view.dtype, len(view.shape), view.layout), array=view, owner=value)
-    if isinstance(value, tuple) and value:
-        members = [marshal(member, f"{name}[{i}]") for i, member in enumerate(value)]
-        if any(member.array or member.tensor_map for member in members):
-            raise TypeError(f"argument {name}: a tuple may hold numbers only; pass its arrays one by one")
-        return Argument(
-            types.BaseTuple.from_types([member.numba_type for member in members]),
-            tuple(word for member in members for word in member.words),
+    if view is None:
+        raise TypeError(
+            f"argument {name}: {type(value).__name__} cannot be passed to a kernel; pass an array (NumPy, Numba, CuPy, "
+            f"PyTorch, DLPack), a TensorMap, a number, a bool or a tuple of numbers"
         )
-    raise TypeError(
-        f"argument {name}: {type(value).__name__} cannot be passed to a kernel; pass an array (NumPy, Numba, CuPy, "
-        f"PyTorch, DLPack), a TensorMap, a number, a bool or a tuple of numbers"
-    )
+    return _array(value, view.pointer, view.shape, view.strides, view.dtype, view.host)
 
 
-def array_words(view: arrays.ArrayView, pointer: int) -> tuple[int, ...]:
-    """Numba's words for an array whose elements start at `pointer`."""
-    return (0, 0, view.size, view.dtype.itemsize, pointer, *view.shape, *view.strides)
+def array_view(argument: Argument) -> arrays.ArrayView | None:
+    """The array behind an argument: its own, or the one its tensor map describes."""
+    if argument.value is None:
+        return None
+    return argument.value.view if isinstance(argument.value, TensorMap) else arrays.view(argument.value)
 
 
-_FORMATS = {"b8": "B", "u8": "B", "s8": "b", "b16": "H", "u16": "H", "s16": "h", "f16": "e", "f32": "f", "f64": "d"}
-_FORMATS |= {"b32": "I", "u32": "I", "s32": "i", "b64": "Q", "u64": "Q", "s64": "q"}
-_MASKS = {"B": 0xFF, "H": 0xFFFF, "I": 0xFFFFFFFF, "Q": 0xFFFFFFFFFFFFFFFF}
+def moved(argument: Argument, pointer: int) -> tuple:
+    """An array argument's words with its data at `pointer`."""
+    return (*argument.words[:_DATA], pointer, *argument.words[_DATA + 1 :])
+
+
+_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q", 128: "128s"}
+_FLOATS = {"f16": "e", "f32": "f", "f64": "d"}
 
 
 class Packer:
@@ -108,19 +202,14 @@ class Packer:
 
     def __init__(self, compiled: Compiled) -> None:
         codes, position = [], 0
-        self._masks = []
         for parameter in compiled.parameters:
             codes.append("x" * (parameter.offset - position))
-            code = "128s" if parameter.size == 128 else _FORMATS[parameter.type]
-            codes.append(code)
-            self._masks.append(_MASKS.get(code))
+            codes.append(_FLOATS.get(parameter.type) or _FORMATS[parameter.size])
             position = parameter.offset + parameter.size
-        self._struct = struct.Struct("<" + "".join(codes))
-        self.nbytes = self._struct.size
+        packing = struct.Struct("<" + "".join(codes))
+        self.nbytes = packing.size
+        self._pack_into = packing.pack_into
 
     def pack_into(self, buffer: memoryview | bytearray, words: Sequence) -> None:
-        """Fill `buffer` from words in parameter order; negative integers are stored in two's complement."""
-        masked = [word if mask is None else word & mask for word, mask in zip(words, self._masks, strict=True)]
-        self._struct.pack_into(buffer, 0, *masked)
-
-
+        """Fill `buffer` from words in parameter order; integers come in two's complement."""
+        self._pack_into(buffer, 0, *words)

@@ -51,18 +51,21 @@ def device_count() -> int:
 
 def current_device() -> int:
     """Ordinal of the GPU whose context is current in this thread; makes the primary context of GPU 0 current if none is."""
-    ordinal = getattr(_local, "ordinal", None)
     driver = _driver()
     status, device = driver.cuCtxGetDevice()
     if int(status) == 0:
-        _local.ordinal = int(device)
-        return _local.ordinal
-    ordinal = ordinal or 0
-    device = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
+        return int(device)
+    device = check(driver.cuDeviceGet(0), "cuDeviceGet")
     context = check(driver.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
     check(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
-    _local.ordinal = ordinal
-    return ordinal
+    return 0
+
+
+def ensure_context() -> None:
+    """Make a context current in this thread, once; cheap from then on."""
+    if not getattr(_local, "ready", False):
+        current_device()
+        _local.ready = True
 
 
 @functools.cache
@@ -83,7 +86,7 @@ def device_name(ordinal: int = 0) -> str:
     """The GPU's product name."""
     driver = _driver()
     name = check(driver.cuDeviceGetName(128, check(driver.cuDeviceGet(ordinal), "cuDeviceGet")), "cuDeviceGetName")
-    return name.rstrip(b"\0").decode()
+    return name.split(b"\0")[0].decode()
 
 
 def stream_handle(stream: object) -> int:
@@ -225,24 +228,34 @@ class ArgumentBuffer:
         self.address = ctypes.addressof(self._pointers)
 
 
-def launch(config: object, loaded: LoadedKernel, buffer: ArgumentBuffer) -> None:
-    """Enqueue one launch; returns before the kernel has run.
+@functools.cache
+def _launch_function() -> Callable[[int, int, int, None], int]:
+    """cuLaunchKernelEx itself: called by address it costs a microsecond less than through its wrapper."""
+    driver = _driver()
+    pointer, _ = check(driver.cuGetProcAddress(b"cuLaunchKernelEx", 12000, 0), "cuGetProcAddress cuLaunchKernelEx")
+    address = ctypes.c_void_p
+    return ctypes.CFUNCTYPE(ctypes.c_int, address, address, address, address)(int(pointer))
 
-    Raises:
-        LaunchError: the driver refused it.
+
+class Launch:
+    """A kernel, its launch configuration and a buffer for its parameters; calling it enqueues one launch.
+
+    The parameters are what `buffer.view` holds at that moment: the driver copies them before the call returns.
     """
-    status = _driver().cuLaunchKernelEx(config, loaded.function, buffer.address, 0)[0]
-    if status:
-        raise LaunchError(f"{loaded.name}: cuLaunchKernelEx: {status.name}")
 
+    def __init__(self, config: object, loaded: LoadedKernel, buffer: ArgumentBuffer, keep: object = None) -> None:
+        self.buffer = buffer
+        self._name = loaded.name
+        self._alive = (config, loaded, keep)
+        self._submit = _launch_function()
+        self._addresses = (int(config.getPtr()), int(loaded.kernel), buffer.address, None)
 
-def bound_launch(config: object, loaded: LoadedKernel, buffer: ArgumentBuffer, keep: object) -> Callable[[], None]:
-    """A function that launches with parameters packed before; `keep` lives as long as it does."""
-    submit, function, address = _driver().cuLaunchKernelEx, loaded.function, buffer.address
+    def __call__(self) -> None:
+        """Enqueue; returns before the kernel has run.
 
-    def bound(_alive: tuple = (buffer, loaded, keep)) -> None:
-        status = submit(config, function, address, 0)[0]
+        Raises:
+            LaunchError: the driver refused it.
+        """
+        status = self._submit(*self._addresses)
         if status:
-            raise LaunchError(f"{loaded.name}: cuLaunchKernelEx: {status.name}")
-
-    return bound
+            raise LaunchError(f"{self._name}: cuLaunchKernelEx: {_driver().CUresult(status).name}")

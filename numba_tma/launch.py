@@ -24,26 +24,29 @@ from numba import types
 from . import arch as architectures
 from . import arguments, driver, sim, staging
 from .arguments import Argument, Packer
+from .arrays import ArrayView
 from .compile import DEFAULT_ARCH, Compiled, compile_kernel
 from .driver import LaunchError
 from .shared import Shared
+from .tensor_map import TensorMap
 
 BACKENDS = ("auto", "gpu", "sim")
-_backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("numba_tma_backend", default=None)
+VARIABLE = "NUMBA_TMA_BACKEND"
+_backend: contextvars.ContextVar[str] = contextvars.ContextVar(
+    "numba_tma_backend", default=os.environ.get(VARIABLE) or "auto"
+)
 _simulation: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("numba_tma_sim", default=None)
 
 
 def backend() -> str:
-    """The choice in force: `use_backend` first, then $NUMBA_TMA_BACKEND, else 'auto'.
+    """The choice in force: `use_backend`, else what $NUMBA_TMA_BACKEND was when this module was imported, else 'auto'.
 
     Raises:
         ValueError: the environment variable names no backend.
     """
     chosen = _backend.get()
-    if chosen is None:
-        chosen = os.environ.get("NUMBA_TMA_BACKEND") or "auto"
-        if chosen not in BACKENDS:
-            raise ValueError(f"NUMBA_TMA_BACKEND={chosen!r}: choose one of {', '.join(BACKENDS)}")
+    if chosen not in BACKENDS:
+        raise ValueError(f"{VARIABLE}={chosen!r}: choose one of {', '.join(BACKENDS)}")
     return chosen
 
 
@@ -123,6 +126,7 @@ class Kernel:
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
+        self.argument_names = function.__code__.co_varnames[: function.__code__.co_argcount]
         self.threads = _extents(threads, "threads", function.__name__) if threads is not None else None
         self.shared = shared
         self.cluster = _extents(cluster, "cluster", function.__name__) if cluster is not None else (1, 1, 1)
@@ -169,20 +173,21 @@ class Kernel:
         Args:
             arch: 'sm_80', 'sm_90a', …; by default that of the GPU, or sm_90a where there is none.
         """
-        marshalled = [
-            Argument(value) if isinstance(value, types.Type) else arguments.marshal(value, name)
-            for name, value in zip(self._names(len(example)), example, strict=True)
-        ]
-        return self._compile(tuple(a.numba_type for a in marshalled), arch or _default_arch())
+        if len(example) != len(self.argument_names):
+            self.refuse_count(len(example))
+        numba_types = tuple(
+            value if isinstance(value, types.Type) else arguments.marshal(value, name).numba_type
+            for name, value in zip(self.argument_names, example, strict=True)
+        )
+        return self.compile_types(numba_types, arch or _default_arch())
 
-    def _names(self, given: int) -> list[str]:
-        code = self.function.__code__
-        names = list(code.co_varnames[: code.co_argcount])
-        if given != len(names):
-            raise TypeError(f"{self.__name__}({', '.join(names)}): {len(names)} arguments expected, {given} given")
-        return names
+    def refuse_count(self, given: int) -> None:
+        """Raise for a wrong number of arguments."""
+        names = self.argument_names
+        raise TypeError(f"{self.__name__}({', '.join(names)}): {len(names)} arguments expected, {given} given")
 
-    def _compile(self, numba_types: tuple, arch: str) -> Compiled:
+    def compile_types(self, numba_types: tuple, arch: str) -> Compiled:
+        """Compile for Numba types; remembered, in this process and on disk."""
         found = self._compiled.get((numba_types, arch))
         if found is None:
             found = compile_kernel(
@@ -197,7 +202,13 @@ class Kernel:
             self._compiled[(numba_types, arch)] = found
         return found
 
-    def _loaded(self, compiled: Compiled, ordinal: int) -> driver.LoadedKernel:
+    def load(self, compiled: Compiled) -> driver.LoadedKernel:
+        """Load a compiled kernel on the current GPU, with the shared memory of its plan.
+
+        Raises:
+            LaunchError: the GPU lacks an instruction or the shared memory.
+        """
+        ordinal = driver.current_device()
         found = self._on_gpu.get((compiled, ordinal))
         if found is None:
             refusal = gpu_refusal(compiled)
@@ -207,10 +218,6 @@ class Kernel:
             found.allow_shared(self.shared_bytes)
             self._on_gpu[(compiled, ordinal)] = found
         return found
-
-    def loaded(self, *example: Any) -> driver.LoadedKernel:
-        """The kernel for the types of example arguments, loaded on the current GPU."""
-        return self._loaded(self.compile(*example), driver.current_device())
 
 
 class Launcher:
@@ -263,7 +270,8 @@ class Launcher:
         variant = self._variant(marshalled, choice) if choice != "sim" else None
         if variant is None:
             return functools.partial(self._simulate, marshalled)
-        host = [name for name, a in zip(self.kernel._names(len(values)), marshalled, strict=True) if _on_host(a)]
+        names = self.kernel.argument_names
+        host = [name for name, argument in zip(names, marshalled, strict=True) if argument.on_host]
         if host:
             raise TypeError(
                 f"{self.kernel.__name__}.bind: {', '.join(host)} in host memory; bind device arrays "
@@ -272,34 +280,38 @@ class Launcher:
         return variant.bound(marshalled)
 
     def _marshal(self, values: Sequence[Any]) -> list[Argument]:
-        return [arguments.marshal(v, n) for n, v in zip(self.kernel._names(len(values)), values, strict=True)]
+        names = self.kernel.argument_names
+        if len(values) != len(names):
+            self.kernel.refuse_count(len(values))
+        return [arguments.marshal(value, name) for value, name in zip(values, names, strict=True)]
 
     def _variant(self, marshalled: list[Argument], choice: str) -> _Variant | None:
         """The loaded kernel for these types, or None where the simulator is to run it."""
-        if choice == "auto" and not driver.device_count():
-            return None
-        key = (driver.current_device(), *[a.numba_type for a in marshalled]) if driver.device_count() else ()
+        # Numba's types are slow to hash and there is one object for each, which the variant keeps alive.
+        key = tuple([id(argument.numba_type) for argument in marshalled])
         found = self._variants.get(key)
-        if found is None:
-            refusal = gpu_refusal()
-            if refusal:
-                raise LaunchError(f"{self.kernel.__name__}: {refusal}; use the simulator (NUMBA_TMA_BACKEND=sim)")
-            arch = architectures.name(driver.capability(driver.current_device()))
-            compiled = self.kernel._compile(tuple(a.numba_type for a in marshalled), arch)
-            if choice == "auto" and gpu_refusal(compiled):
+        if found is not None:
+            return found
+        refusal = gpu_refusal()
+        if refusal:
+            if choice == "auto":
                 return None
-            found = _Variant(self, compiled, self.kernel._loaded(compiled, driver.current_device()))
-            self._variants[key] = found
+            raise LaunchError(f"{self.kernel.__name__}: {refusal}; use the simulator ({VARIABLE}=sim)")
+        numba_types = tuple(argument.numba_type for argument in marshalled)
+        compiled = self.kernel.compile_types(numba_types, _default_arch())
+        if choice == "auto" and gpu_refusal(compiled):
+            return None
+        found = self._variants[key] = _Variant(self, compiled, self.kernel.load(compiled), numba_types)
         return found
 
     def _simulate(self, marshalled: list[Argument]) -> sim.Report:
         kernel_ = self.kernel
-        compiled = kernel_._compile(tuple(a.numba_type for a in marshalled), DEFAULT_ARCH)
+        compiled = kernel_.compile_types(tuple(argument.numba_type for argument in marshalled), DEFAULT_ARCH)
         memory = sim.GlobalMemory()
         moved = staging.InSimulator(_views(marshalled), memory)
         packer = Packer(compiled)
         buffer = bytearray(packer.nbytes)
-        packer.pack_into(buffer, _words(marshalled, moved.spans, in_simulator=True))
+        packer.pack_into(buffer, _moved_words(marshalled, moved.spans, TensorMap.encode_sim))
         report = sim.launch(
             "\n".join([compiled.ptx, *(text for _, text in compiled.modules)]),
             compiled.name,
@@ -316,11 +328,14 @@ class Launcher:
 
 
 class _Variant:
-    """A launcher's kernel for one tuple of argument types, on one GPU."""
+    """A launcher's kernel for one tuple of argument types, loaded on the GPUs."""
 
-    def __init__(self, launcher: Launcher, compiled: Compiled, loaded: driver.LoadedKernel) -> None:
+    def __init__(
+        self, launcher: Launcher, compiled: Compiled, loaded: driver.LoadedKernel, numba_types: tuple
+    ) -> None:
         kernel_ = launcher.kernel
-        self._launcher = launcher
+        self.numba_types = numba_types
+        self._stream = launcher.stream
         self._packer = Packer(compiled)
         self._offsets = [p.offset for p in compiled.parameters]
         self._config = driver.launch_config(
@@ -331,56 +346,56 @@ class _Variant:
 
     def launch(self, marshalled: list[Argument]) -> None:
         """Pack and launch; host arrays are staged for the length of the call."""
-        if any(_on_host(a) for a in marshalled):
-            with staging.OnDevice(_views(marshalled), self._launcher.stream) as moved:
-                self._submit(self._buffer(), marshalled, moved.spans)
-            return
-        self._submit(self._buffer(), marshalled, ())
+        driver.ensure_context()
+        words: list[Any] = []
+        for argument in marshalled:
+            if argument.on_host:
+                with staging.OnDevice(_views(marshalled), self._stream) as moved:
+                    self._submit(_moved_words(marshalled, moved.spans, TensorMap.encode))
+                return
+            words += argument.words or (argument.value.encode(),)
+        self._submit(words)
 
     def bound(self, marshalled: list[Argument]) -> Callable[[], None]:
         """A launch with its parameters packed already; it keeps the arrays alive."""
+        driver.ensure_context()
+        bound = self._new_launch(keep=marshalled)
+        self._packer.pack_into(bound.buffer.view, _moved_words(marshalled, (), TensorMap.encode))
+        return bound
+
+    def _submit(self, words: Sequence[Any]) -> None:
+        # One buffer a thread: the driver reads it without the interpreter's lock.
+        try:
+            launch = self._local.launch
+        except AttributeError:
+            launch = self._local.launch = self._new_launch()
+        self._packer.pack_into(launch.buffer.view, words)
+        launch()
+
+    def _new_launch(self, keep: object = None) -> driver.Launch:
         buffer = driver.ArgumentBuffer(self._packer.nbytes, self._offsets)
-        self._packer.pack_into(buffer.view, _words(marshalled, ()))
-        return driver.bound_launch(self._config, self._loaded, buffer, keep=marshalled)
-
-    def _buffer(self) -> driver.ArgumentBuffer:
-        # One a thread: the driver reads it without the interpreter's lock.
-        buffer = getattr(self._local, "buffer", None)
-        if buffer is None:
-            buffer = self._local.buffer = driver.ArgumentBuffer(self._packer.nbytes, self._offsets)
-        return buffer
-
-    def _submit(
-        self, buffer: driver.ArgumentBuffer, marshalled: list[Argument], moved: Sequence[staging.Span]
-    ) -> None:
-        self._packer.pack_into(buffer.view, _words(marshalled, moved))
-        driver.launch(self._config, self._loaded, buffer)
+        return driver.Launch(self._config, self._loaded, buffer, keep)
 
 
-def _views(marshalled: Sequence[Argument]) -> list:
-    return [a.array or a.tensor_map.view for a in marshalled if a.array is not None or a.tensor_map is not None]
+def _views(marshalled: Sequence[Argument]) -> list[ArrayView]:
+    return [view for view in map(arguments.array_view, marshalled) if view is not None]
 
 
-def _on_host(argument: Argument) -> bool:
-    view = argument.array if argument.array is not None else argument.tensor_map and argument.tensor_map.view
-    return view is not None and view.host
-
-
-def _words(
-    marshalled: Sequence[Argument], moved: Sequence[staging.Span], in_simulator: bool = False
+def _moved_words(
+    marshalled: Sequence[Argument], spans: Sequence[staging.Span], encode: Callable[[TensorMap, int], bytes]
 ) -> list[Any]:
-    """The parameters' values in order, pointers translated to where the arrays are now."""
+    """The parameters' values in order, with the arrays where `spans` say they are now."""
     words: list[Any] = []
     for argument in marshalled:
-        if argument.array is not None:
-            view = argument.array
-            words += arguments.array_words(view, staging.translate(view, moved) if moved else view.pointer)
-        elif argument.tensor_map is not None:
-            tensor_map = argument.tensor_map
-            address = staging.translate(tensor_map.view, moved) if moved else tensor_map.view.pointer
-            words.append(tensor_map.encode_sim(address) if in_simulator else tensor_map.encode(address))
-        else:
+        view = arguments.array_view(argument)
+        if view is None:
             words += argument.words
+            continue
+        pointer = staging.translate(view, spans)
+        if isinstance(argument.value, TensorMap):
+            words.append(encode(argument.value, pointer))
+        else:
+            words += arguments.moved(argument, pointer)
     return words
 
 

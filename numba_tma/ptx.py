@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 from numba.cuda import types
-from numba.cuda.core.errors import TypingError
+from numba.core.errors import TypingError
 from numba.cuda.cudadrv.linkable_code import PTXSource
 from numba.cuda.extending import intrinsic, lower_builtin
 from numba.cuda.typing.templates import AbstractTemplate, signature

@@ -56,7 +56,9 @@ def shared_base(machine: Machine, fragment: Fragment) -> np.ndarray:
     return table if table.size == 1 else fragment.per_lane("shared_base", table)
 
 
-def shared_index(machine: Machine, fragment: Fragment, address: np.ndarray, nbytes: int, align: int) -> np.ndarray:
+def shared_index(
+    machine: Machine, fragment: Fragment, address: np.ndarray, nbytes: int, align: int
+) -> np.ndarray:
     """Flat byte offsets for shared::cta or shared::cluster addresses (int64), checked.
 
     `address` has one element or one for each lane. The bits above the block's 16 MiB name the rank of the block
@@ -65,7 +67,11 @@ def shared_index(machine: Machine, fragment: Fragment, address: np.ndarray, nbyt
     rank = address >> CLUSTER_RANK_SHIFT
     offset = address & _OFFSET_MASK
     size = machine.shared_end - SHARED_BASE
-    bad = ((offset - SHARED_BASE).view(_U64) > np.uint64(max(size - nbytes, 0))) if size >= nbytes else offset >= 0
+    bad = (
+        ((offset - SHARED_BASE).view(_U64) > np.uint64(max(size - nbytes, 0)))
+        if size >= nbytes
+        else offset >= 0
+    )
     if machine.cluster_size == 1:
         bad |= rank != 0
         base = shared_base(machine, fragment)
@@ -109,7 +115,9 @@ def _misaligned(
     bad = np.atleast_1d((offset & offset.dtype.type(align - 1)) != 0)
     position, who = _who(machine, fragment, bad)
     value = int(address.flat[position if address.size > 1 else 0])
-    return Misaligned(f"{space} address {value:#x} is not a multiple of {align} bytes, as this access needs; {who}")
+    return Misaligned(
+        f"{space} address {value:#x} is not a multiple of {align} bytes, as this access needs; {who}"
+    )
 
 
 def make_resolver(
@@ -277,7 +285,9 @@ def _by_window(
     shift = dtype.itemsize.bit_length() - 1
     window = address >> np.uint64(32)
     if (window == np.uint64(SHARED_WINDOW >> 32)).all():
-        flat = shared_index(machine, fragment, (address - np.uint64(SHARED_WINDOW)).view(_I64), nbytes, nbytes)
+        flat = shared_index(
+            machine, fragment, (address - np.uint64(SHARED_WINDOW)).view(_I64), nbytes, nbytes
+        )
         return machine.shared_view(dtype), flat >> shift, SHARED
     if (window == np.uint64(LOCAL_WINDOW >> 32)).all():
         inside = (address - np.uint64(LOCAL_WINDOW)).view(_I64)

@@ -20,6 +20,7 @@ WORD, DOT, INT, FLOAT, HEXFLOAT, STRING, PUNCT, END = range(8)
 _TOKEN = re.compile(
     r"""
       (?P<skip>   \s+ | //[^\n]* | /\*(?s:.*?)\*/ )
+    | (?P<open>   /\*)
     | (?P<word>   (?:%[A-Za-z_$] | [A-Za-z_$])[\w$]* (?: (?:\.|::)[A-Za-z0-9_][\w$]* )* )
     | (?P<dot>    \.[A-Za-z_][\w$]* (?: ::[\w$]+ )* )
     | (?P<hexf>   0[fF][0-9a-fA-F]{8}\b | 0[dD][0-9a-fA-F]{16}\b )
@@ -64,9 +65,9 @@ class Tokens:
         position, end = 0, len(text)
         while position < end:
             token = match(text, position)
-            if token is None:
+            kind = token.lastgroup if token is not None else "open"
+            if kind == "open":
                 self._bad_character(position)
-            kind = token.lastgroup
             if kind != "skip":
                 kinds.append(_KINDS[kind])
                 texts.append(token.group())
