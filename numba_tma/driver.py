@@ -6,6 +6,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import numpy as np
 
@@ -18,9 +19,12 @@ class LaunchError(Exception):
     """The driver refused a launch or an allocation; the message has its own name for the reason."""
 
 
-def _driver():
+@functools.cache
+def _driver() -> ModuleType:
+    """cuda.bindings' driver module, with the driver initialised (where there is one)."""
     from cuda.bindings import driver
 
+    driver.cuInit(0)
     return driver
 
 
@@ -40,10 +44,7 @@ def check(result: tuple | object, what: str) -> object:
 def device_count() -> int:
     """Number of CUDA GPUs; 0 where there is no driver."""
     try:
-        driver = _driver()
-        if int(driver.cuInit(0)[0]) != 0:
-            return 0
-        status, count = driver.cuDeviceGetCount()
+        status, count = _driver().cuDeviceGetCount()
     except (ImportError, RuntimeError, OSError):
         return 0
     return count if int(status) == 0 else 0

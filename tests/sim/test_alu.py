@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import warnings
 from fractions import Fraction
@@ -15,7 +16,7 @@ from numba_tma.sim.alu import compile_alu
 from numba_tma.sim.errors import UnknownInstruction
 from numba_tma.sim.parse import parse
 
-SEED = random.SystemRandom().randrange(1 << 32)
+SEED = int(os.environ.get("NUMBA_TMA_SEED") or random.SystemRandom().randrange(1 << 32))
 EDGES = {
     16: [0, 1, 2, 3, 7, 255, 256, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF],
     32: [0, 1, 2, 3, 31, 32, 33, 0xFFFF, 0x10000, 0x7FFFFFFE, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF],
@@ -58,7 +59,7 @@ FLOAT_DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16":
 
 @pytest.fixture(autouse=True)
 def quiet():
-    print(f"seed {SEED}")
+    print(f"NUMBA_TMA_SEED={SEED}")
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
