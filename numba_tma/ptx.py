@@ -23,8 +23,8 @@ import types as python_types
 from collections.abc import Callable
 
 from llvmlite import ir
-from numba.cuda import types
 from numba.core.errors import TypingError
+from numba.cuda import types
 from numba.cuda.cudadrv.linkable_code import PTXSource
 from numba.cuda.extending import intrinsic, lower_builtin
 from numba.cuda.typing.templates import AbstractTemplate, signature
