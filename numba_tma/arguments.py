@@ -37,9 +37,10 @@ class Argument(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    numba_type: types.Type
+    token: int  # the identity of the Numba type, of which there is one object
     head: tuple[int, ...]
     tail: tuple[int, ...]
+    numba_type: types.Type
 
 
 @functools.cache
@@ -81,10 +82,12 @@ def _array(value: object, pointer: int, shape: tuple, strides: tuple, dtype: Any
 
 
 def _new_layout(key: tuple, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Layout:
+    numba_type = array_type(dtype, len(shape), arrays.layout_of(shape, strides, dtype.itemsize))
     layout = _Layout(
-        array_type(dtype, len(shape), arrays.layout_of(shape, strides, dtype.itemsize)),
+        id(numba_type),
         (0, 0, math.prod(shape), dtype.itemsize),
         (*shape, *(stride & _WORD for stride in strides)),
+        numba_type,
     )
     if len(_layouts) >= _MOST_LAYOUTS:
         _layouts.clear()
@@ -101,6 +104,11 @@ def _interface(value: Any, name: str) -> Argument:
         view = arrays.view(value)
         layout = _new_layout(key, view.dtype, view.shape, view.strides)
     return Argument(layout.numba_type, (*layout.head, interface["data"][0] or 0, *layout.tail), value)
+
+
+def _native(value: Any, name: str) -> Argument:
+    """Marshal a CuPy or Numba array by its own attributes."""
+    return _array(value, arrays.view(value).pointer, value.shape, value.strides, value.dtype, False)
 
 
 def _numpy(value: np.ndarray, name: str) -> Argument:
@@ -168,10 +176,12 @@ def _other(value: object, name: str) -> Argument:
             return marshal_one(value, name)
     if torch is not None and isinstance(value, torch.Tensor):
         _BY_CLASS[type(value)] = _torch
+        _learn(value)
         return _torch(value, name)
     if hasattr(value, "__cuda_array_interface__"):
-        _BY_CLASS[type(value)] = _interface
-        return _interface(value, name)
+        _learn(value)
+        _BY_CLASS[type(value)] = _native if _QUICK.get(type(value)) in (_quick_cupy, _quick_numba) else _interface
+        return _BY_CLASS[type(value)](value, name)
     view = arrays.view(value)
     if view is None:
         raise TypeError(
@@ -191,6 +201,107 @@ def array_view(argument: Argument) -> arrays.ArrayView | None:
 def moved(argument: Argument, pointer: int) -> tuple:
     """An array argument's words with its data at `pointer`."""
     return (*argument.words[:_DATA], pointer, *argument.words[_DATA + 1 :])
+
+
+# The quick way, for arguments of a launch like one before: each function appends an argument's words and returns the
+# identity of its Numba type. It raises KeyError for whatever it has not met; `marshal` then has the say.
+
+
+def _quick_interface(value: Any, words: list) -> int:
+    interface = value.__cuda_array_interface__
+    key = (interface["typestr"], interface["shape"], interface["strides"], value.dtype)
+    token, head, tail, _ = _layouts[key]
+    words += (*head, interface["data"][0], *tail)
+    return token
+
+
+def _quick_torch(value: Any, words: list) -> int:
+    if not value.is_cuda:
+        raise KeyError
+    token, head, tail, _ = _layouts[(value.dtype, value.shape, value.stride())]
+    words += (*head, value.data_ptr(), *tail)
+    return token
+
+
+def _quick_cupy(value: Any, words: list) -> int:
+    token, head, tail, _ = _layouts[(value.dtype, value.shape, value.strides)]
+    words += (*head, value.data.ptr, *tail)
+    return token
+
+
+def _quick_numba(value: Any, words: list) -> int:
+    token, head, tail, _ = _layouts[(value.dtype, value.shape, value.strides)]
+    words += (*head, value.gpu_data.device_pointer_value or 0, *tail)
+    return token
+
+
+def _quick_tensor_map(value: TensorMap, words: list) -> int:
+    if value.view.host:
+        raise KeyError
+    words.append(value.encode())
+    return value.token
+
+
+def _quick_scalar(numba_type: types.Type, mask: int | None) -> Callable[[Any, list], int]:
+    token = id(numba_type)
+
+    def integer(value: Any, words: list) -> int:
+        words.append(int(value) & mask)
+        return token
+
+    def other(value: Any, words: list) -> int:
+        words.append(value)
+        return token
+
+    return other if mask is None else integer
+
+
+_QUICK: dict[type, Callable[[Any, list], int]] = {
+    TensorMap: _quick_tensor_map,
+    bool: _quick_scalar(types.boolean, None),
+    float: _quick_scalar(types.float64, None),
+    np.float32: _quick_scalar(types.float32, None),
+    np.float64: _quick_scalar(types.float64, None),
+    **{
+        getattr(np, name): _quick_scalar(getattr(types, name), (1 << bits) - 1)
+        for bits in (8, 16, 32, 64)
+        for name in (f"int{bits}", f"uint{bits}")
+    },
+}
+
+
+def _quick_python_integer(value: int, words: list) -> int:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise KeyError
+    words.append(value & _WORD)
+    return _INT64
+
+
+_INT64 = id(types.int64)
+_QUICK[int] = _quick_python_integer
+
+
+def _learn(value: Any) -> None:
+    """Remember the quick way for arrays of the class of `value`, which has been marshalled."""
+    kind = type(value)
+    module = kind.__module__.split(".")[0]
+    if arrays.is_torch(value):
+        _QUICK[kind] = _quick_torch
+    elif module == "cupy":
+        _QUICK[kind] = _quick_cupy
+    elif module == "numba" and hasattr(value, "gpu_data"):
+        _QUICK[kind] = _quick_numba
+    elif hasattr(value, "__cuda_array_interface__") and hasattr(value, "dtype"):
+        _QUICK[kind] = _quick_interface
+
+
+def quick(values: Sequence, words: list) -> tuple[int, ...]:
+    """Append the words of all arguments and return their types' identities.
+
+    Raises:
+        KeyError: an argument is unlike any before it, or in host memory.
+    """
+    return tuple([_QUICK[value.__class__](value, words) for value in values])
 
 
 _FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q", 128: "128s"}

@@ -24,21 +24,18 @@ class DeviceArray:
             self._allocation = driver.allocate(self._span.nbytes)
             driver.copy_to_device(self._allocation, self._span.host_bytes())
             self._nbytes = self._span.nbytes
-
-    @property
-    def pointer(self) -> int:
-        """Address of the first element."""
-        return self._allocation + self._lead
-
-    @property
-    def __cuda_array_interface__(self) -> dict:
-        return {
+        self.__cuda_array_interface__ = {
             "shape": self.shape,
             "strides": self.strides,
             "typestr": self.dtype.str,
             "data": (self.pointer, False),
             "version": 3,
         }
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first element."""
+        return self._allocation + self._lead
 
     def to_host(self) -> np.ndarray:
         """A NumPy array of the same shape, row-major; waits for the default stream."""

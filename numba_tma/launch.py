@@ -133,6 +133,7 @@ class Kernel:
         self._min_blocks = min_blocks
         self._fastmath = fastmath
         self._launchers: dict[tuple, Launcher] = {}
+        self._by_configuration: dict[Any, Launcher] = {}
         self._compiled: dict[tuple, Compiled] = {}
         self._on_gpu: dict[tuple[Compiled, int], driver.LoadedKernel] = {}
         if self.threads is not None and _volume(self.threads) > 1024:
@@ -149,6 +150,10 @@ class Kernel:
 
     def __getitem__(self, configuration: Any) -> Launcher:
         """`[grid]`, `[grid, block]` or `[grid, block, stream]`; grid and block are ints or tuples of one to three."""
+        found = self._by_configuration.get(configuration)
+        if found is not None:
+            return found
+        asked = configuration
         if not isinstance(configuration, tuple):
             configuration = (configuration,)
         grid, block, stream = (*configuration, None, None)[:3]
@@ -162,6 +167,8 @@ class Kernel:
         if found is None:
             found = Launcher(self, grid, block, handle)
             self._launchers[(grid, block, handle)] = found
+        if isinstance(stream, int | None):  # a stream object may die, and another take its place
+            self._by_configuration[asked] = found
         return found
 
     def __call__(self, *_: Any) -> None:
@@ -235,7 +242,7 @@ class Launcher:
         if owner.threads is not None and threads > _volume(owner.threads):
             raise ValueError(
                 f"{name}: {threads} threads a block, but it was compiled for at most {_volume(owner.threads)} "
-                f"(@kernel(threads=…))"
+                f"(@kernel(threads=…)); a grid of several dimensions is written {name}[(x, y), None]"
             )
         if threads > 1024:
             raise ValueError(f"{name}: {threads} threads a block; the limit is 1024")
@@ -250,6 +257,15 @@ class Launcher:
     def __call__(self, *values: Any) -> sim.Report | None:
         """Launch. On a GPU this returns None before the kernel has run; NumPy arrays are copied there and back, and
         then it waits. In the simulator it returns the report."""
+        if _backend.get() != "sim":
+            words: list[Any] = []
+            try:
+                variant = self._variants[arguments.quick(values, words)]
+            except KeyError:
+                pass  # something new: the long way round, which leaves what the quick way needs
+            else:
+                variant.submit(words)
+                return None
         marshalled = self._marshal(values)
         choice = backend()
         if choice != "sim":
@@ -337,7 +353,7 @@ class _Variant:
         self.numba_types = numba_types
         self._stream = launcher.stream
         self._packer = Packer(compiled)
-        self._offsets = [p.offset for p in compiled.parameters]
+        self._pack_into = self._packer.pack_into
         self._config = driver.launch_config(
             launcher.grid, launcher.block, kernel_.shared_bytes, launcher.stream, kernel_.cluster
         )
@@ -346,34 +362,32 @@ class _Variant:
 
     def launch(self, marshalled: list[Argument]) -> None:
         """Pack and launch; host arrays are staged for the length of the call."""
-        driver.ensure_context()
-        words: list[Any] = []
-        for argument in marshalled:
-            if argument.on_host:
-                with staging.OnDevice(_views(marshalled), self._stream) as moved:
-                    self._submit(_moved_words(marshalled, moved.spans, TensorMap.encode))
-                return
-            words += argument.words or (argument.value.encode(),)
-        self._submit(words)
+        if any(argument.on_host for argument in marshalled):
+            driver.ensure_context()
+            with staging.OnDevice(_views(marshalled), self._stream) as moved:
+                self.submit(_moved_words(marshalled, moved.spans, TensorMap.encode))
+        else:
+            self.submit(_moved_words(marshalled, (), TensorMap.encode))
 
     def bound(self, marshalled: list[Argument]) -> Callable[[], None]:
         """A launch with its parameters packed already; it keeps the arrays alive."""
-        driver.ensure_context()
         bound = self._new_launch(keep=marshalled)
-        self._packer.pack_into(bound.buffer.view, _moved_words(marshalled, (), TensorMap.encode))
+        self._pack_into(bound.buffer.view, _moved_words(marshalled, (), TensorMap.encode))
         return bound
 
-    def _submit(self, words: Sequence[Any]) -> None:
+    def submit(self, words: Sequence[Any]) -> None:
+        """Launch with these parameters."""
         # One buffer a thread: the driver reads it without the interpreter's lock.
         try:
             launch = self._local.launch
         except AttributeError:
             launch = self._local.launch = self._new_launch()
-        self._packer.pack_into(launch.buffer.view, words)
+        self._pack_into(launch.buffer.view, words)
         launch()
 
     def _new_launch(self, keep: object = None) -> driver.Launch:
-        buffer = driver.ArgumentBuffer(self._packer.nbytes, self._offsets)
+        driver.ensure_context()
+        buffer = driver.ArgumentBuffer(self._packer.nbytes)
         return driver.Launch(self._config, self._loaded, buffer, keep)
 
 

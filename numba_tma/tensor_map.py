@@ -169,6 +169,7 @@ class TensorMap:
         if store and not view.readonly:
             _warn_of_overrun(view)
         self.numba_type = TensorMapType(element, box, steps, swizzle)
+        self.token = id(self.numba_type)  # types are unique; a launch tells variants apart by it
         self._encoded: tuple[int, bytes] | None = None
 
     @property

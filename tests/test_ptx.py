@@ -272,6 +272,16 @@ def test_integers_of_any_width_and_sign_are_accepted():
     to_ptx(kernel, types.uint32, types.uint32, types.int64, types.int8)
 
 
+def test_a_predicate_takes_a_bool():
+    def kernel(dst, src, limit):
+        ptx.cp_async_cg_16_ignore_src(dst, src, cuda.threadIdx.x >= limit)
+        ptx.linked.cp_async_cg_16_ignore_src(dst, src, True)
+
+    text = to_ptx(kernel, types.uint32, types.uint64, types.int32)
+    assert "cp.async.cg.shared.global [%dst], [%src], 16, %ignore_src;" in text
+    link([("kernel", text), *ptx.link_files(text)], "sm_90a")
+
+
 def test_arguments_may_be_named():
     def named(bar, count):
         ptx.mbarrier_init(count=count, addr=bar)
@@ -300,6 +310,10 @@ def _bool_number(x):
 
 def _integer_fraction(x):
     ptx.createpolicy_fractional_l2_evict_first(1)
+
+
+def _integer_predicate(x):
+    ptx.cp_async_ca_16_ignore_src(0, 0, 1)
 
 
 def _too_few(x):
@@ -335,6 +349,7 @@ def _linked_float(x):
         ),
         (_bool_number, r"ptx\.mbarrier_init: argument 2, 'count', must be an integer \(u32\); found .*bool"),
         (_integer_fraction, r"'fraction', must be a floating-point number \(f32\); found .*int"),
+        (_integer_predicate, r"argument 3, 'ignore_src', must be a bool; found .*int"),
         (_too_few, r"ptx\.mbarrier_init\(addr, count\): missing a required argument: 'count'"),
         (_too_many, r"ptx\.mbarrier_init\(addr, count\): too many positional arguments"),
         (_unknown_name, r"ptx\.mbarrier_init\(addr, count\): missing a required argument: 'addr'|unexpected"),
