@@ -318,6 +318,7 @@ class _Linked(python_types.ModuleType):
     """The functions of ptx/ as calls: the kernel calls them, and their text is linked to it as it stands.
 
     A call costs registers and time; it is meant for reading, and for showing that the files are real modules.
+    In a kernel that Numba itself launches it works too, but Numba cannot cache such a kernel (`cache=True`).
     """
 
     def __getattr__(self, name: str) -> DeviceFunction:

@@ -163,7 +163,8 @@ class Function:
             parts.append(f"Returns:\n    {kinds}{note}.")
         if self.inline_only:
             parts.append(f"Inline only: {self.inline_only}.")
-        parts.append(f"ptx/{self.file.name}, line {self.line}; {self.architecture} and newer.")
+        newer = "" if self.architecture.endswith("a") else " and newer"
+        parts.append(f"ptx/{self.file.name}, line {self.line}; {self.architecture}{newer}.")
         return "\n\n".join(parts)
 
     def symbol(self, immediates: Mapping[str, int]) -> str:
