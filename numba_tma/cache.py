@@ -24,9 +24,11 @@ _PACKAGE = Path(__file__).parent
 _GENERATORS = (
     "cache.py",
     "compile.py",
+    "conversions.py",
     "dtypes.py",
     "pipeline.py",
     "ptx.py",
+    "ptx_files.py",
     "shared.py",
     "tensor_map.py",
 )

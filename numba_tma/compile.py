@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import inspect
 import json
 import re
@@ -80,7 +81,7 @@ class Compiled:
 
     @functools.cached_property
     def _linked(self) -> tuple[bytes, str]:
-        key = cache.digest(["cubin", self.arch, self.ptx, *(text for _, text in self.modules), _linker_version()])
+        key = cache.digest(["cubin", self.arch, self.ptx, *(text for _, text in self.modules), _assemblers()])
         kept, log = cache.read(key, ".cubin"), cache.read(key, ".log")
         if kept is not None and log is not None:
             return kept, log.decode()
@@ -161,11 +162,19 @@ def compile_kernel(
 
 
 def link(modules: Sequence[tuple[str, str]], arch: str) -> tuple[bytes, str]:
-    """Assemble and link PTX modules, given as (name, text), into a cubin; returns it with ptxas' log.
+    """Assemble and link PTX modules, given as (name, text), into a cubin; returns it with the assembler's log.
+
+    A module that stands alone goes to ptxas, where there is one that knows its PTX version. nvJitLink, which takes the
+    others, assembles for linking and leaves `setmaxnreg` out; it says so in the log.
 
     Raises:
         CompileError: quoting the assembler's own message.
     """
+    tool = _tool("ptxas") if len(modules) == 1 else None
+    if tool is not None:
+        assembled = _assemble(tool, *modules[0], arch)
+        if assembled is not None:
+            return assembled
     from cuda.bindings import nvjitlink
 
     options = [f"-arch={arch}", "-Xptxas=-v", "-verbose", "-lineinfo"]
@@ -186,13 +195,36 @@ def link(modules: Sequence[tuple[str, str]], arch: str) -> tuple[bytes, str]:
         nvjitlink.destroy(handle)
 
 
+def _assemble(tool: str, name: str, text: str, arch: str) -> tuple[bytes, str] | None:
+    """cubin and log by ptxas, or None if it is too old for the PTX version."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / f"{name}.ptx", Path(folder) / f"{name}.cubin"
+        source.write_text(text)
+        run = subprocess.run(
+            [tool, f"-arch={arch}", "-v", "-lineinfo", str(source), "-o", str(target)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        log = (run.stderr + run.stdout).replace(f"{folder}/", "")
+        if run.returncode == 0:
+            return target.read_bytes(), log
+    if "Unsupported .version" in log:
+        return None
+    raise CompileError(f"{name} for {arch}: ptxas failed\n{log}")
+
+
 def disassemble(cubin: bytes) -> str:
     """SASS of a cubin, by nvdisasm from its wheel or the CUDA toolkit.
 
     Raises:
         CompileError: there is no nvdisasm; the message says which package brings it.
     """
-    tool = _nvdisasm()
+    tool = _tool("nvdisasm")
+    if tool is None:
+        raise CompileError(
+            "nvdisasm is not installed: pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit on the PATH"
+        )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -204,21 +236,17 @@ def disassemble(cubin: bytes) -> str:
     return run.stdout
 
 
-def _nvdisasm() -> str:
-    import importlib.util
-
-    for package in ("nvidia", "nvidia.cu13"):
-        try:
-            spec = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            continue
-        for root in (spec.submodule_search_locations or []) if spec else []:
-            for found in sorted(Path(root).glob("**/bin/nvdisasm")):
-                return str(found)
-    tool = shutil.which("nvdisasm")
-    if tool is None:
-        raise CompileError("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm, or a CUDA toolkit on the PATH")
-    return tool
+@functools.cache
+def _tool(name: str) -> str | None:
+    """Path of one of the CUDA toolkit's programs: from NVIDIA's wheels, else from a toolkit on the PATH."""
+    try:
+        roots = [Path(root) for root in importlib.util.find_spec("nvidia").submodule_search_locations]
+    except (AttributeError, ModuleNotFoundError):
+        roots = []
+    for root in roots:
+        for found in sorted(root.glob(f"**/bin/{name}")):
+            return str(found)
+    return shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin")
 
 
 def _log(size: Callable, get: Callable, handle: int) -> str:
@@ -230,10 +258,12 @@ def _log(size: Callable, get: Callable, handle: int) -> str:
 
 
 @functools.cache
-def _linker_version() -> str:
+def _assemblers() -> str:
+    """What the machine code depends on besides the PTX."""
     from cuda.bindings import nvjitlink
 
-    return repr(nvjitlink.version())
+    tool = _tool("ptxas")
+    return f"{nvjitlink.version()} {tool} {Path(tool).stat().st_size if tool else 0}"
 
 
 class _NamedDevice:
@@ -382,30 +412,29 @@ def _from_json(data: bytes) -> Compiled:
 
 
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_USED = re.compile(r"[Uu]sed (\d+) registers(?:, used (\d+) barriers)?")
-_SHARED = re.compile(r"(\d+) bytes smem")
-# From sm_90 on the linker counts the kilobyte that the system keeps for itself in each block that has shared memory.
-_RESERVED_SHARED = 1024
-_LOCAL = re.compile(r"(\d+) bytes lmem")
+_USED = re.compile(r"Used (\d+) registers(.*)")
+_AMOUNTS = {name: re.compile(rf"(\d+) {name}|used (\d+) {name}") for name in ("barriers", "bytes smem", "bytes lmem")}
 
 
 def _parse_resources(log: str, name: str) -> Resources:
-    # ptxas reports each function; the entry is what counts, and it is the last one reported as an entry.
     start = log.find(f"Compiling entry function '{name}'")
-    own = log[start:] if start >= 0 else log
+    own = log[max(start, 0) :]
     stack, used = _STACK.search(own), _USED.search(own)
     if used is None:
         raise CompileError(f"no resource report for {name} in the assembler's log:\n{log}")
-    shared, local = _SHARED.search(own), _LOCAL.search(own)
-    warnings = tuple(line.strip() for line in log.splitlines() if "warning" in line.lower() or "C75" in line)
+
+    def amount(what: str) -> int:
+        found = _AMOUNTS[what].search(used[2])
+        return int(found[1] or found[2]) if found else 0
+
     frame = tuple(int(v) for v in stack.groups()) if stack else (0, 0, 0)
     return Resources(
         registers=int(used[1]),
         stack_bytes=frame[0],
         spill_store_bytes=frame[1],
         spill_load_bytes=frame[2],
-        shared_bytes=max(int(shared[1]) - _RESERVED_SHARED, 0) if shared else 0,
-        local_bytes=int(local[1]) if local else 0,
-        barriers=int(used[2] or 0),
-        warnings=warnings,
+        shared_bytes=amount("bytes smem"),
+        local_bytes=amount("bytes lmem"),
+        barriers=amount("barriers"),
+        warnings=tuple(line.strip() for line in log.splitlines() if "warning" in line.lower() or "C75" in line),
     )

@@ -199,6 +199,7 @@ def local_access(
         raise OutOfBounds(f"{nbytes} bytes at local address {value:#x}: a thread has {size} bytes; {who}")
     if nbytes > 1 and (address & (nbytes - 1)).any():
         raise _misaligned(machine, fragment, address, address, nbytes, "local")
+    view = machine.local_view(dtype)
     base = fragment.root.cache.get("local_base")
     if base is None:
         root = fragment.root
@@ -207,7 +208,7 @@ def local_access(
     base = fragment.per_lane("local_base", base)
     shift = dtype.itemsize.bit_length() - 1
     stride = machine.local_stride >> shift
-    return machine.local_view(dtype), base * stride + (address >> shift), LOCAL
+    return view, base * stride + (address >> shift), LOCAL
 
 
 def _generic_resolver(machine: Machine, register: int, offset: int, dtype: np.dtype, nbytes: int) -> Any:

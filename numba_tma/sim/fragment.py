@@ -166,12 +166,12 @@ def merge(fragments: list[Fragment], live: int) -> Fragment:
 
 
 def reroot(fragment: Fragment, live: int) -> None:
-    """Make `fragment`, the only one left, a wave of its own: the lanes that exited take no space any more."""
+    """Make `fragment`, the only one left, a wave of its own: the lanes that exited take no space any more.
+
+    The caller gives the new root its constants and special registers.
+    """
     old = fragment.root
     values: list = [None] * len(old.values)
-    for register, value in enumerate(old.values):
-        if value is not None and value.ndim == 0:
-            values[register] = value
     todo = live
     while todo:
         lowest = todo & -todo
