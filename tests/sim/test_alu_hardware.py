@@ -17,8 +17,8 @@ from numba_tma.sim.parse import parse
 
 LANES = 4096
 _WIDTHS = {"h": 16, "w": 32, "l": 64, "f": 32, "g": 64}
-# Register names by letter: h 16 bits, w 32 bits, l 64 bits, f float32, g float64, p predicate; d is the result.
-_TYPES = {"h": "b16", "w": "b32", "l": "b64", "f": "f32", "g": "f64", "p": "pred"}
+# A register is a letter for its type (h 16, w 32, l 64 bits, f float32, g float64), then a, b, c or d.
+_TYPES = {"h": "b16", "w": "b32", "l": "b64", "f": "f32", "g": "f64"}
 
 
 def _integer_cases() -> list[str]:
@@ -147,8 +147,9 @@ def _module(cases: list[str]) -> str:
         registers,
         "  .reg .b32 tid, block, size; .reg .b64 inputs_at, results_at, lane;",
         "  ld.param.u64 inputs_at, [inputs]; ld.param.u64 results_at, [results];",
-        "  mov.u32 tid, %tid.x; mov.u32 block, %ctaid.x; mov.u32 size, %ntid.x; mad.lo.u32 tid, block, size, tid;",
-        "  mul.wide.u32 lane, tid, 8; add.u64 inputs_at, inputs_at, lane; add.u64 results_at, results_at, lane;",
+        "  mov.u32 tid, %tid.x; mov.u32 block, %ctaid.x; mov.u32 size, %ntid.x;",
+        "  mad.lo.u32 tid, block, size, tid; mul.wide.u32 lane, tid, 8;",
+        "  add.u64 inputs_at, inputs_at, lane; add.u64 results_at, results_at, lane;",
     ]
     for case in cases:
         words = case.replace(",", " ").replace(";", " ").split()[1:]
@@ -266,9 +267,8 @@ def test_simulator_agrees_with_the_gpu(rng):
         if bad.any():
             lane = int(np.argmax(bad))
             operands = ", ".join(f"{int(x[lane]):#x}" for x in given)
-            wrong.append(
-                f"{case} {int(bad.sum())} lanes; ({operands}): GPU {hardware[lane]:#x}, here {simulated[lane]:#x}"
-            )
+            values = f"GPU {int(hardware[lane]):#x}, here {int(simulated[lane]):#x}"
+            wrong.append(f"{case} {int(bad.sum())} lanes; ({operands}): {values}")
     assert not wrong, f"{len(wrong)} of {len(CASES)}:\n" + "\n".join(wrong)
 
 
