@@ -54,6 +54,7 @@ MAX_VARIABLE_BYTES = {
 }
 MAX_ALIGNMENT = 1 << 16
 MAX_DIMENSIONS = 16
+# Bytes that all initialisers together may leave out between their values, e.g. {{1}, {2}} of [2][1000000].
 MAX_INITIALIZER_ZEROS = 1 << 24
 # Chains of inlined calls are cut there; recursive .loc directives would grow them without end.
 MAX_INLINE_DEPTH = 64
@@ -137,6 +138,7 @@ class _Parser:
         self.depths: dict[int, int] = {}
         self.location: SourceLocation | None = None
         self.function: Function | None = None
+        self.skipped = 0
         self.registers: dict[tuple[str, str | None], Register] = {}
 
     # ---- tokens
@@ -345,7 +347,7 @@ class _Parser:
     def read_debug_strings(self, index: int) -> None:
         """Sequences `label: .b8 97,98,0`; what does not look like one is left to the main pass to judge."""
         label, characters = None, bytearray()
-        while self.texts[index] != "}" and self.kinds[index] != END:
+        while self.texts[index] not in ("}", ".section") and self.kinds[index] != END:
             kind, text = self.kinds[index], self.texts[index]
             if kind == WORD and self.texts[index + 1] == ":":
                 if label is not None:
@@ -567,8 +569,9 @@ class _Parser:
         self, kind: str, width: int, offset: int, data: bytearray, relocations: list[Relocation]
     ) -> None:
         """One element: a number, `symbol[+n]`, `generic(symbol)[+n]`, or `mask(symbol)`."""
-        if offset > len(data) + MAX_INITIALIZER_ZEROS:
-            self.fail(f"initialiser skips more than {MAX_INITIALIZER_ZEROS} bytes")
+        self.skipped += max(0, offset - len(data))
+        if self.skipped > MAX_INITIALIZER_ZEROS:
+            self.fail(f"initialisers skip more than {MAX_INITIALIZER_ZEROS} bytes")
         data.extend(bytes(max(0, offset + width - len(data))))
         text, place = self.texts[self.index], self.index
         mask, generic = None, False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import random
@@ -490,7 +491,7 @@ def test_errors_name_the_line(text, message):
         (HEAD + ".global .u32 a[2] = {{{{{1}}}}};", "nested deeper than the 1 dimensions"),
         (HEAD + ".global .u32 a = {1};", "nested deeper"),
         (HEAD + ".global .u8 a[1<<31][4] = {{1}, {2}};", "limit"),
-        (HEAD + ".global .u8 a[2][1 << 28] = {{1}, {2}};", "skips more than"),
+        (HEAD + ".global .u8 a[2][1 << 28] = {{1}, {2}};", "skip more than"),
         (HEAD + ".global .u32 a = 1.5;", "floating-point"),
         (HEAD + ".section .debug_info { .b8 1", "closing"),
         (HEAD + ".global .pred p;", "predicates live in registers"),
@@ -513,16 +514,36 @@ def test_hostile_sizes_allocate_nothing():
     assert module.globals["big"].size == 1 << 32
 
 
-def test_time_is_linear():
-    def seconds(lines: int) -> float:
-        text = HEAD + ".entry k() {\n" + REGISTERS + "add.s32 %r1, %r2, 0x10;\n" * lines + "}"
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "add.s32 %r1, %r2, 0x10;\n",
+        ".section .debug_str ",
+        "/*/ ",
+        "{ .reg .b32 q; }",
+        ".loc 1 2 3, function_name $a, inlined_at 1 2 3\n",
+        "L: .branchtargets ",
+        '.pragma "a", ',
+        "mov.u32 %r1, 1+1+1+1+1+1;",
+    ],
+)
+def test_time_is_linear(piece):
+    def seconds(count: int) -> float:
+        text = HEAD + ".entry k() {\n" + REGISTERS + piece * count + "}"
         start = time.perf_counter()
-        parse(text)
+        with contextlib.suppress(PtxSyntaxError):
+            parse(text)
         return time.perf_counter() - start
 
     seconds(1000)
-    small = min(seconds(2000) for _ in range(3))
-    assert min(seconds(20000) for _ in range(2)) < 40 * small
+    small = min(seconds(1000) for _ in range(5))
+    assert min(seconds(10000) for _ in range(2)) < 40 * small + 0.1
+
+
+def test_many_sparse_initialisers():
+    text = HEAD + "".join(f".global .b8 x{i}[2][1 << 23] = {{{{1}}, {{2}}}};\n" for i in range(50))
+    with pytest.raises(PtxSyntaxError, match="skip more than"):
+        parse(text)
 
 
 def test_fuzz(numba_ptx, seed):
