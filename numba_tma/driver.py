@@ -217,19 +217,20 @@ def synchronize(stream: int = 0) -> None:
 
 
 class ArgumentBuffer:
-    """A kernel's parameters packed one after another, as cuLaunchKernelEx takes them in one piece."""
+    """A kernel's parameters packed one after another, and the array of pointers to them that cuLaunchKernelEx reads.
 
-    def __init__(self, nbytes: int) -> None:
+    The driver could take the packed buffer as it is (`extra`), but where a parameter goes in it is the compiler's
+    choice: ptxas puts a 64-byte aligned one 48 bytes behind the start.
+    """
+
+    def __init__(self, nbytes: int, offsets: Sequence[int]) -> None:
         # The tensor maps inside want 64-byte alignment, which ctypes does not promise.
         self._raw = ctypes.create_string_buffer(nbytes + 64)
         start = -ctypes.addressof(self._raw) % 64
         self.view = memoryview(self._raw)[start : start + nbytes]
-        self._size = ctypes.c_size_t(nbytes)
-        # CU_LAUNCH_PARAM_BUFFER_POINTER, …_BUFFER_SIZE, …_END: see cuLaunchKernel's `extra`.
-        self._extra = (ctypes.c_void_p * 5)(
-            1, ctypes.addressof(self._raw) + start, 2, ctypes.addressof(self._size), 0
-        )
-        self.address = ctypes.addressof(self._extra)
+        first = ctypes.addressof(self._raw) + start
+        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(first + offset for offset in offsets))
+        self.address = ctypes.addressof(self._pointers)
 
 
 @functools.cache
@@ -252,7 +253,7 @@ class Launch:
         self._name = loaded.name
         self._alive = (config, loaded, keep)
         self._submit = _launch_function()
-        self._addresses = (int(config.getPtr()), int(loaded.kernel), None, buffer.address)
+        self._addresses = (int(config.getPtr()), int(loaded.kernel), buffer.address, None)
 
     def __call__(self) -> None:
         """Enqueue; returns before the kernel has run.

@@ -354,6 +354,7 @@ class _Variant:
         self._stream = launcher.stream
         self._packer = Packer(compiled)
         self._pack_into = self._packer.pack_into
+        self._offsets = [parameter.offset for parameter in compiled.parameters]
         self._config = driver.launch_config(
             launcher.grid, launcher.block, kernel_.shared_bytes, launcher.stream, kernel_.cluster
         )
@@ -387,7 +388,7 @@ class _Variant:
 
     def _new_launch(self, keep: object = None) -> driver.Launch:
         driver.ensure_context()
-        buffer = driver.ArgumentBuffer(self._packer.nbytes)
+        buffer = driver.ArgumentBuffer(self._packer.nbytes, self._offsets)
         return driver.Launch(self._config, self._loaded, buffer, keep)
 
 

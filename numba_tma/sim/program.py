@@ -457,8 +457,12 @@ class Builder:
         for operand in _flat(operands[1:]):
             if isinstance(operand, Negated):
                 operand = operand.register
-            if isinstance(operand, Register) and not operand.special:
-                self.uses |= 1 << self.register(operand)
+            if isinstance(operand, Register):
+                self.use(operand, U32)
+            elif isinstance(operand, Symbol):
+                # Registers must not be added later, when other fragments run: its address in both widths.
+                for dtype in (U32, U64):
+                    self.symbol(operand, dtype)
         for operand in _flat(operands[:1]):
             if isinstance(operand, Register) and not operand.special:
                 self.defs |= 1 << self.register(operand)
@@ -472,10 +476,8 @@ class Builder:
             alu = compile_alu(instruction, self.function)
             if alu is None:
                 raise UnknownInstruction("the simulator does not know this instruction", instruction)
-            op = _operation(self, instruction, alu)
-            self.program.extend(fragment)
-            block.ops[index] = op
-            op(fragment.values, fragment)
+            op = block.ops[index] = _operation(self, instruction, alu)
+            op(values, fragment)
 
         return Step(run=first_time)
 
