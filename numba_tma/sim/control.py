@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .decode import DTYPES
-from .program import BOOL, MAX_CALL_DEPTH, U32, Block, Builder, Instance, Reader, Step
 from .errors import SimError, Trap, UnknownInstruction
 from .fragment import Fragment
 from .module import Instruction, Label, Register, Symbol, Vector
+from .program import BOOL, MAX_CALL_DEPTH, U32, Block, Builder, Instance, Reader, Step
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -214,7 +214,9 @@ def _too_deep(name: str) -> Any:
     return run
 
 
-def _external(d: Builder, instruction: Instruction, function: Any, given: list[str], wanted: list[str]) -> Step:
+def _external(
+    d: Builder, instruction: Instruction, function: Any, given: list[str], wanted: list[str]
+) -> Step:
     """A function that the device's system provides: vprintf and the like."""
     action = d.machine.externals.get(function.name)
     if action is None:

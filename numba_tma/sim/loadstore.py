@@ -13,7 +13,6 @@ import numpy as np
 
 from .access import KIND_NAMES, Scattered, make_resolver
 from .decode import DTYPES
-from .program import BOOL, U32, U64, UNSIGNED, Builder, Step, widening
 from .errors import OutOfBounds, SimError, UnknownInstruction
 from .fragment import Fragment
 from .memory import (
@@ -24,10 +23,14 @@ from .memory import (
     WINDOW_SIZE,
 )
 from .module import Address, Instruction, Symbol, Vector
+from .program import BOOL, U32, U64, UNSIGNED, Builder, Step, widening
 
 SPACES = {
     **{name: name for name in ("global", "const", "shared", "local", "param")},
-    "shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param",
+    "shared::cta": "shared",
+    "shared::cluster": "shared",
+    "param::entry": "param",
+    "param::func": "param",
 }
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": 0}
 _WAITING_LOADS = frozenset(("volatile", "relaxed", "acquire", "mmio"))
@@ -275,7 +278,11 @@ def _mapa(d: Builder, instruction: Instruction) -> Step:
     dtype = DTYPES[instruction.modifiers[-1]]
     shared_space = "shared::cluster" in instruction.modifiers
     destination, source, rank = instruction.operands
-    read, read_rank, write = d.reader(_plain(source), dtype), d.reader(rank, U32), d.writer(destination, dtype)
+    read, read_rank, write = (
+        d.reader(_plain(source), dtype),
+        d.reader(rank, U32),
+        d.writer(destination, dtype),
+    )
     machine = d.machine
     low = dtype.type((1 << CLUSTER_RANK_SHIFT) - 1)
     window = 0 if shared_space or dtype is not U64 else SHARED_WINDOW
@@ -285,7 +292,9 @@ def _mapa(d: Builder, instruction: Instruction) -> Step:
         if int(ranks.max()) >= machine.cluster_size:
             raise SimError(f"mapa to rank {int(ranks.max())} of a cluster of {machine.cluster_size} blocks")
         address = read(fragment) & low
-        write(fragment, address + (ranks.astype(dtype) << dtype.type(CLUSTER_RANK_SHIFT)) + dtype.type(window))
+        write(
+            fragment, address + (ranks.astype(dtype) << dtype.type(CLUSTER_RANK_SHIFT)) + dtype.type(window)
+        )
 
     return Step(run=run)
 
@@ -357,4 +366,3 @@ HANDLERS = {
     "discard": _prefetch,
     "mov": _mov,
 }
-

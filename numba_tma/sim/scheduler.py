@@ -22,8 +22,8 @@ from .errors import Deadlock, SimError, StepLimit
 from .fragment import Fragment, merge, reroot
 
 if TYPE_CHECKING:
-    from .program import Block
     from .machine import Machine
+    from .program import Block
 
 BUDGET = 4096
 # Rounds in which only polling fragments used up their turns and nothing changed: then it is a deadlock.
@@ -255,7 +255,8 @@ class Scheduler:
             fragment.tired > STALE_TURNS // 2 for fragment in self.ready.values()
         ):
             raise Deadlock(
-                "deadlock: threads poll for a change that no other thread is left to make", machine.report_waits(self)
+                "deadlock: threads poll for a change that no other thread is left to make",
+                machine.report_waits(self),
             )
 
     # Waiting

@@ -1,0 +1,85 @@
+"""Launching a kernel in the simulator."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, TextIO
+
+from .errors import LaunchError
+from .machine import Machine
+from .memory import GlobalMemory
+from .module import Module
+from .parse import parse
+from .report import Report
+
+MAX_STEPS = 50_000_000
+
+
+@lru_cache(maxsize=64)
+def parsed(text: str, filename: str = "<ptx>") -> Module:
+    """The module of a PTX text, parsed once for equal texts."""
+    return parse(text, filename)
+
+
+def _extents(extents: int | tuple[int, ...]) -> tuple[int, int, int]:
+    values = (extents,) if isinstance(extents, int) else tuple(int(extent) for extent in extents)
+    if not 1 <= len(values) <= 3:
+        raise LaunchError(f"extents {values}: one to three numbers")
+    return (*values, 1, 1)[:3]
+
+
+def launch(
+    ptx: str | Module,
+    entry: str | None = None,
+    *,
+    grid: int | tuple[int, ...],
+    block: int | tuple[int, ...],
+    cluster: int | tuple[int, ...] = (1, 1, 1),
+    shared_bytes: int = 0,
+    params: list[bytes],
+    memory: GlobalMemory,
+    seed: int = 0,
+    policy: str = "fifo",
+    max_steps: int = MAX_STEPS,
+    print_to: TextIO | None = None,
+    observer: Any = None,
+) -> Report:
+    """Run a kernel to its end.
+
+    `ptx` is PTX text or a parsed module; `entry` names the kernel where there are several. `grid` counts blocks.
+    `shared_bytes` is dynamic shared memory a block. `params` are the kernel parameters' bytes, in order. `memory`
+    holds the arrays whose addresses are among them. `policy` and `seed` say in which order copies complete ("fifo",
+    "early", "late", "random"). What the kernel prints goes to Report.output and, at once, to `print_to`.
+
+    Raises a SimError: PtxSyntaxError, LaunchError, UnknownInstruction, OutOfBounds, Misaligned, Trap, Deadlock,
+    StepLimit (`max_steps` counts executed steps; one step serves many lanes).
+    """
+    module = parsed(ptx) if isinstance(ptx, str) else ptx
+    if entry is None:
+        if len(module.entries) != 1:
+            raise LaunchError(
+                f"the module has {len(module.entries)} kernels ({', '.join(module.entries)}); name one"
+            )
+        entry = next(iter(module.entries))
+    function = module.entries.get(entry)
+    if function is None:
+        raise LaunchError(f"the module has no kernel {entry}; it has {', '.join(module.entries) or 'none'}")
+    required = function.directives.get("reqnctapercluster")
+    cluster = _extents(cluster)
+    if required and cluster == (1, 1, 1):
+        cluster = _extents(tuple(required))
+    machine = Machine(
+        module,
+        function,
+        _extents(grid),
+        _extents(block),
+        cluster,
+        shared_bytes,
+        params,
+        memory,
+        seed,
+        policy,
+        observer,
+    )
+    machine.output.echo = print_to
+    return machine.run(max_steps)

@@ -1,0 +1,118 @@
+"""What a launch gives back: counts, hazards, printed text; and the account of who waits for what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .fragment import Fragment
+    from .machine import Machine
+    from .scheduler import Scheduler
+
+_MAX_LINES = 40
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """Something that went on here and may go wrong on a GPU."""
+
+    identifier: str
+    message: str
+    instruction: Any = None
+
+    def __str__(self) -> str:
+        line = getattr(self.instruction, "line", None)
+        location = getattr(self.instruction, "location", None)
+        where = f" (PTX line {line})" if line else ""
+        return f"{self.identifier}: {self.message}{where}" + (f"\n  from {location}" if location else "")
+
+
+@dataclass
+class Report:
+    """Counts of one launch.
+
+    `instructions` counts an instruction once for each warp that issues it, `lane_instructions` once for each
+    thread, `steps` once for each time the simulator executes it (for many blocks at once). `bytes` has the bytes
+    moved by the copy engine (tma_load, tma_store, tma_reduce, bulk_load, bulk_store, bulk_reduce, bulk_cluster,
+    cp_async) and by threads (ld_global, st_global, atom_global, ld_shared, st_shared, atom_shared). `output` is what the kernel printed.
+    """
+
+    instructions: int = 0
+    lane_instructions: int = 0
+    steps: int = 0
+    bytes: dict[str, int] = field(default_factory=dict)
+    hazards: list[Hazard] = field(default_factory=list)
+    output: str = ""
+
+
+def place_of(instruction: Any) -> str:
+    """An instruction's source line and PTX line, for reports."""
+    if instruction is None:
+        return "the end of the function"
+    location = getattr(instruction, "location", None)
+    where = f"{location}: " if location else ""
+    return f"{where}{instruction.text} (PTX line {instruction.line})"
+
+
+def waiting_report(machine: Machine, scheduler: Scheduler) -> str:
+    """A line for each group of alike warps: who, where, what for; then what is in flight."""
+    rows: Counter[tuple[str, str]] = Counter()
+    members: dict[tuple[str, str], list[tuple[int, int]]] = {}
+
+    def note(fragment: Fragment, texts: list[str]) -> None:
+        place = place_of(fragment.block.first_instruction)
+        slots, threads = fragment.slot, fragment.thread
+        for slot, thread, text in zip(slots.tolist(), threads.tolist(), texts, strict=True):
+            key = (place, text)
+            rows[key] += 1
+            members.setdefault(key, []).append((slot, thread))
+
+    for wait in scheduler.waits:
+        note(wait.fragment, wait.describe(wait.fragment, wait.data))
+    for fragment in scheduler.gathering.values():
+        note(fragment, ["waits for the other lanes of its warp to come to this instruction"] * fragment.n)
+    for fragment in scheduler.ready.values():
+        note(fragment, ["runs"] * fragment.n)
+    lines = []
+    for (place, text), count in sorted(rows.items(), key=lambda row: members[row[0]][0]):
+        lines.append(
+            f"{_who(machine, members[place, text])}: {count} thread{'s' * (count > 1)} at {place}: {text}"
+        )
+    if len(lines) > _MAX_LINES:
+        lines[_MAX_LINES:] = [f"… and {len(lines) - _MAX_LINES} more groups of threads"]
+    flying = machine.engine.outstanding()
+    lines.extend(f"in flight: {line}" for line in flying[:_MAX_LINES])
+    if not flying:
+        lines.append("no copy is in flight")
+    return "\n".join(lines)
+
+
+def _who(machine: Machine, lanes: list[tuple[int, int]]) -> str:
+    blocks: dict[int, list[int]] = {}
+    for slot, thread in lanes:
+        blocks.setdefault(slot, []).append(thread)
+    first = next(iter(blocks))
+    name = f"block {machine.block_name(first)}"
+    alike = sum(threads == blocks[first] for threads in blocks.values())
+    if len(blocks) > 1:
+        name += f" and {len(blocks) - 1} more{' like it' if alike == len(blocks) else ''}"
+    threads = np.array(blocks[first])
+    warps = np.unique(threads // 32)
+    if warps.size > 1 and (np.bincount(threads // 32)[warps] == 32).all():
+        return f"{name}, {'warps ' + _ranges(warps)}"
+    lanes_text = "" if threads.size == 32 else f" lanes {_ranges(threads % 32)}" if warps.size == 1 else ""
+    if warps.size == 1:
+        return f"{name}, warp {warps[0]}{lanes_text}"
+    return f"{name}, threads {_ranges(threads)}"
+
+
+def _ranges(numbers: np.ndarray) -> str:
+    numbers = np.unique(numbers)
+    breaks = np.nonzero(np.diff(numbers) != 1)[0] + 1
+    parts = [(int(part[0]), int(part[-1])) for part in np.split(numbers, breaks)]
+    text = [f"{a}" if a == b else f"{a}-{b}" for a, b in parts[:8]]
+    return ", ".join(text) + (", …" if len(parts) > 8 else "")
