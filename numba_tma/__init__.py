@@ -1,6 +1,6 @@
 """Hopper's Tensor Memory Accelerator for Numba-CUDA kernels, on a GPU or in a PTX simulator.
 
-    from numba_tma import Barriers, Shared, TensorMap, Tiles, kernel, ptx
+from numba_tma import Barriers, Shared, TensorMap, Tiles, kernel, ptx
 """
 
 from . import ptx

@@ -1,4 +1,4 @@
-"""Which GPU an instruction needs: the architectures of the PTX ISA's 'Target ISA Notes', for the instructions we use."""
+"""Which GPU an instruction needs, by the PTX ISA's 'Target ISA Notes' of the instructions used here."""
 
 from __future__ import annotations
 

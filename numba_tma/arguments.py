@@ -28,7 +28,7 @@ _MOST_LAYOUTS = 4096
 
 
 class Argument(NamedTuple):
-    """One marshalled argument: Numba type, words, the array or tensor map behind it if any, and whether that is on the host."""
+    """One marshalled argument: Numba type, words, the array or tensor map behind it, whether that is on the host."""
 
     numba_type: types.Type
     words: tuple

@@ -1,4 +1,4 @@
-"""One view of every kind of array that a kernel takes: NumPy, Numba, CuPy, PyTorch and whatever speaks their protocols."""
+"""One view of every kind of array that a kernel takes: NumPy, Numba, CuPy, PyTorch and what speaks their protocols."""
 
 from __future__ import annotations
 
@@ -104,16 +104,19 @@ def _from_dlpack(array: object) -> ArrayView:
     dtype, shape = np.dtype(memory.dtype), tuple(memory.shape)
     strides = memory.strides
     in_bytes = tuple(s * dtype.itemsize for s in strides) if strides else contiguous_strides(shape, dtype.itemsize)
-    return ArrayView(
-        memory.ptr, shape, in_bytes, dtype, not memory.is_device_accessible, bool(memory.readonly)
-    )
+    return ArrayView(memory.ptr, shape, in_bytes, dtype, not memory.is_device_accessible, bool(memory.readonly))
 
 
 class _HostView:
     """What `np.asarray` needs to look at host memory in another way; NumPy keeps this object, and it the owner."""
 
     def __init__(
-        self, owner: object, described: ArrayView, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+        self,
+        owner: object,
+        described: ArrayView,
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
     ):
         self.owner = owner
         self.__array_interface__ = {
@@ -126,7 +129,7 @@ class _HostView:
 
 
 class DeviceView:
-    """Another view of an array in GPU memory: other shape, strides and dtype over the same bytes, which it keeps alive."""
+    """An array in GPU memory seen with another shape, strides and dtype; it keeps the array alive."""
 
     def __init__(self, owner: object, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype):
         self.owner, self.shape, self.strides, self.dtype = owner, shape, strides, dtype

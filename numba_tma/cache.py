@@ -161,7 +161,15 @@ def _is_foreign(value: object) -> bool:
     """Whether `value` belongs to Numba, NumPy or Python itself, whose versions are part of the key."""
     module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
     module = module or type(value).__module__
-    return module.split(".")[0] in {"numba", "numba_cuda", "numpy", "math", "builtins", "operator", "ml_dtypes"}
+    return module.split(".")[0] in {
+        "numba",
+        "numba_cuda",
+        "numpy",
+        "math",
+        "builtins",
+        "operator",
+        "ml_dtypes",
+    }
 
 
 def _describe_function(function: types.FunctionType, parts: list[str | bytes], seen: set[int]) -> None:

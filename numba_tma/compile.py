@@ -40,7 +40,7 @@ class CompileError(Exception):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One `.param` of the kernel: the argument's name or a part of it (`k_data`), PTX type, size and offset in bytes."""
+    """One `.param` of the kernel: the argument's name or a part of it (`k_data`), PTX type, size, offset in bytes."""
 
     name: str
     type: str
@@ -51,7 +51,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one thread and one block take: registers a thread, bytes of stack, spills, static shared and local memory."""
+    """What a thread takes in registers, stack, spills and local memory, and a block in static shared memory."""
 
     registers: int
     stack_bytes: int
@@ -127,7 +127,7 @@ def compile_kernel(
     """Compile a Python kernel for argument types; needs no GPU and no driver.
 
     Args:
-        function: a plain Python function; its device functions may be `@cuda.jit(device=True)` or plain `numba_tma` ones.
+        function: a plain Python function; its device functions may be `@cuda.jit(device=True)` ones.
         argument_types: Numba types in order; an array is `types.Array`, a tensor map `TensorMapType`.
         arch: 'sm_80', 'sm_90', 'sm_90a', …
         threads: most threads a block will have (`.maxntid`); with it, `min_blocks` (`.minnctapersm`) takes effect.
@@ -365,7 +365,7 @@ def _tidy(
         raise CompileError(f"{name}: {len(declared)} parameters in the PTX, {len(leaves)} expected from its types")
 
     # The environment object serves Numba's CPU calling convention only; nothing refers to it.
-    text = re.sub(rf"^\.common \.global[^\n]*NumbaEnv[^\n]*\n", "", text, flags=re.M)
+    text = re.sub(r"^\.common \.global[^\n]*NumbaEnv[^\n]*\n", "", text, flags=re.M)
     parameters, lines, offset = [], [], 0
     for (kind, old, _), (new, is_map) in zip(declared, leaves, strict=True):
         if is_map:

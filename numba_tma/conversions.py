@@ -48,9 +48,7 @@ def _from_float32(context, builder, source, target, value):
 
 @lower_cast(types.float16, types.bfloat16)
 def _from_float16(context, builder, source, target, value):
-    return _from_float32(
-        context, builder, types.float32, target, context.cast(builder, value, source, types.float32)
-    )
+    return _from_float32(context, builder, types.float32, target, context.cast(builder, value, source, types.float32))
 
 
 @lower_cast(types.float64, types.bfloat16)

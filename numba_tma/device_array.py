@@ -1,6 +1,8 @@
-"""An array in GPU memory, with whatever row pitch its host twin has; enough to run the suite without CuPy or PyTorch."""
+"""An array in GPU memory, with its host twin's row pitch: enough to run the suite without CuPy or PyTorch."""
 
 from __future__ import annotations
+
+import contextlib
 
 import numpy as np
 
@@ -52,8 +54,6 @@ class DeviceArray:
 
     def __del__(self) -> None:
         if getattr(self, "_allocation", 0):
-            try:
+            with contextlib.suppress(Exception):  # the driver may already be gone at interpreter exit
                 driver.free(self._allocation)
-            except Exception:  # the driver may already be gone at interpreter exit
-                pass
             self._allocation = 0

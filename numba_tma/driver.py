@@ -51,7 +51,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """Ordinal of the GPU whose context is current in this thread; makes the primary context of GPU 0 current if none is."""
+    """Ordinal of the GPU whose context is current in this thread; GPU 0's primary context is made so if none is."""
     driver = _driver()
     status, device = driver.cuCtxGetDevice()
     if int(status) == 0:
@@ -91,7 +91,7 @@ def device_name(ordinal: int = 0) -> str:
 
 
 def stream_handle(stream: object) -> int:
-    """The CUstream of anything that is one: an int, a Numba, CuPy, PyTorch or cuda.core stream, or None (default stream).
+    """The CUstream of a stream: an int, a Numba, CuPy, PyTorch or cuda.core stream, or None (default stream).
 
     Raises:
         TypeError: the object is none of these.
@@ -137,7 +137,10 @@ class LoadedKernel:
         driver = _driver()
         key = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute_name}")
         device = check(driver.cuDeviceGet(self._ordinal), "cuDeviceGet")
-        check(driver.cuKernelSetAttribute(key, value, self.kernel, device), f"{self.name}: {attribute_name} {value}")
+        check(
+            driver.cuKernelSetAttribute(key, value, self.kernel, device),
+            f"{self.name}: {attribute_name} {value}",
+        )
 
     def allow_shared(self, shared_bytes: int) -> None:
         """Opt in to `shared_bytes` of dynamic shared memory a block.
@@ -161,7 +164,8 @@ class LoadedKernel:
         self.allow_shared(shared_bytes)
         driver = _driver()
         return check(
-            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes), "occupancy"
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes),
+            "occupancy",
         )
 
 

@@ -63,9 +63,7 @@ _CODES = {
 }
 
 
-def _entry(
-    name: str, engine: str, dtype: object, numba_type: types.Type, floating: bool = False
-) -> ElementType:
+def _entry(name: str, engine: str, dtype: object, numba_type: types.Type, floating: bool = False) -> ElementType:
     dtype = np.dtype(dtype)
     return ElementType(name, dtype, numba_type, _PREFIX + engine, _CODES[engine], dtype.itemsize, floating)
 

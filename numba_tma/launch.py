@@ -106,13 +106,11 @@ def kernel(
             min_blocks=min_blocks,
             fastmath=fastmath,
         )
-    return Kernel(
-        function, threads=threads, shared=shared, cluster=cluster, min_blocks=min_blocks, fastmath=fastmath
-    )
+    return Kernel(function, threads=threads, shared=shared, cluster=cluster, min_blocks=min_blocks, fastmath=fastmath)
 
 
 class Kernel:
-    """A Python function that runs on a GPU or in the simulator; `kernel[grid, block, stream](*arguments)` launches it."""
+    """A Python function for a GPU or the simulator; `kernel[grid, block, stream](*arguments)` launches it."""
 
     def __init__(
         self,
@@ -228,7 +226,7 @@ class Kernel:
 
 
 class Launcher:
-    """A kernel with its grid, block and stream; call it with arguments, or `bind` them for launching again and again."""
+    """A kernel with its grid, block and stream; call it with arguments, or `bind` them to launch again and again."""
 
     def __init__(self, owner: Kernel, grid: Any, block: Any, stream: int) -> None:
         name = owner.__name__
@@ -346,9 +344,7 @@ class Launcher:
 class _Variant:
     """A launcher's kernel for one tuple of argument types, loaded on the GPUs."""
 
-    def __init__(
-        self, launcher: Launcher, compiled: Compiled, loaded: driver.LoadedKernel, numba_types: tuple
-    ) -> None:
+    def __init__(self, launcher: Launcher, compiled: Compiled, loaded: driver.LoadedKernel, numba_types: tuple) -> None:
         kernel_ = launcher.kernel
         self.numba_types = numba_types
         self._stream = launcher.stream

@@ -15,9 +15,7 @@ import numpy as np
 from . import arrays, dtypes
 
 
-def pitched(
-    shape: Sequence[int], dtype: object, *, empty: Callable[..., Any] = np.empty, alignment: int = 16
-) -> Any:
+def pitched(shape: Sequence[int], dtype: object, *, empty: Callable[..., Any] = np.empty, alignment: int = 16) -> Any:
     """An array of `shape` with undefined contents, each of its rows starting at a multiple of `alignment`
     bytes.
 
@@ -37,8 +35,7 @@ def pitched(
         raise ValueError("pitched(()): an array without dimensions has no rows")
     if alignment < 1 or alignment % element.size:
         raise ValueError(
-            f"alignment of {alignment} B: it must be a multiple of the {element.size} B of a {element} "
-            "element"
+            f"alignment of {alignment} B: it must be a multiple of the {element.size} B of a {element} element"
         )
     multiple = alignment // element.size
     columns = shape[-1]

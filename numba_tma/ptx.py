@@ -254,9 +254,7 @@ class DeviceFunction:
         symbol = function.symbol(immediates)
         kinds = [_llvm_type(result.type) for result in function.results]
         # A vector is returned in memory aligned to its size, which is how the .ptx files declare it.
-        returned = (
-            kinds[0] if len(kinds) == 1 else ir.VectorType(kinds[0], len(kinds)) if kinds else ir.VoidType()
-        )
+        returned = kinds[0] if len(kinds) == 1 else ir.VectorType(kinds[0], len(kinds)) if kinds else ir.VoidType()
         declared = builder.module.globals.get(symbol)
         if declared is None:
             wanted = ir.FunctionType(returned, [value.type for value in values])

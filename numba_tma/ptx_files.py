@@ -297,9 +297,7 @@ def _cut(file, header, comment, number, line, lines) -> _Written:
             key, variants = _rule(file, number, order)
             rules.setdefault(key, []).extend(variants)
         else:
-            raise _error(
-                file, number, f"`//: {order}`: expected `pure`, `reads memory`, `inline only: …` or `a -> b`"
-            )
+            raise _error(file, number, f"`//: {order}`: expected `pure`, `reads memory`, `inline only: …` or `a -> b`")
     described = tuple(entry for entry in comment if not entry[1].startswith("//:"))
     header_text = "".join(f".{key} {header[key]}\n" for key in ("version", "target", "address_size"))
     return _Written(
@@ -322,9 +320,7 @@ def _rule(file: Path, number: int, order: str) -> tuple[str, list[tuple[str, tup
     for variant in rest.split(","):
         match = re.fullmatch(r"(\S+)(?: without (.+))?", variant.strip())
         if match is None:
-            raise _error(
-                file, number, f"`//: {order}`: expected `word` or `word without operands` between commas"
-            )
+            raise _error(file, number, f"`//: {order}`: expected `word` or `word without operands` between commas")
         variants.append((match[1], tuple(_expand(file, number, match[2] or ""))))
     return key.strip(), variants
 
@@ -406,9 +402,7 @@ def _members(file: Path) -> Iterator[_Member]:
     for written in _scan(file):
         for rule in written.rules:
             if not re.search(rf"(?<![a-zA-Z0-9]){_underscored(rule.key)}(?![a-zA-Z0-9])", written.name):
-                raise _error(
-                    file, written.line, f"`//: {rule.key} -> …`: there is no `{rule.key}` in {written.name}"
-                )
+                raise _error(file, written.line, f"`//: {rule.key} -> …`: there is no `{rule.key}` in {written.name}")
         for choice in itertools.product(*((None, *rule.variants) for rule in written.rules)):
             yield _Member(written, choice)
 
@@ -511,9 +505,7 @@ class _Parser:
             note = (comment[kind.end() :] if kind else comment).rstrip(".")
             operand = Operand(parameter[2], parameter[1], kind[1] if kind else "number", note)
         if keyword.iskeyword(operand.name) or any(o.name == operand.name for o in self.operands):
-            raise self.fail(
-                number, f"the parameter name {operand.name!r} is a Python keyword or taken already"
-            )
+            raise self.fail(number, f"the parameter name {operand.name!r} is a Python keyword or taken already")
         wide = {"global": 64, "map": 64, "shared": 32, "cluster": 32, "predicate": 32}.get(operand.kind)
         if wide is not None and TYPES[operand.type].bits != wide:
             raise self.fail(
@@ -540,9 +532,7 @@ class _Parser:
             if register := re.match(r"\.reg\s+\.(\w+)\s+(.*);", statement):
                 for name in (n.strip() for n in register[2].split(",")):
                     if _RESERVED.match(name):
-                        raise self.fail(
-                            number, f"{name} is a name the compiler uses; give the register a telling one"
-                        )
+                        raise self.fail(number, f"{name} is a name the compiler uses; give the register a telling one")
                     self.registers[name] = register[1]
                 body.append(statement)
                 continue
@@ -559,9 +549,7 @@ class _Parser:
         for operand in self.operands:
             if operand.kind == "immediate":
                 if not any(f"/*{operand.name}=*/" in statement for statement in body):
-                    raise self.fail(
-                        self.written.line, f"no instruction has the immediate `/*{operand.name}=*/`"
-                    )
+                    raise self.fail(self.written.line, f"no instruction has the immediate `/*{operand.name}=*/`")
             elif operand.name not in loaded:
                 raise self.fail(self.written.line, f"the parameter {operand.name} is never loaded")
         return body
@@ -589,9 +577,7 @@ class _Parser:
             if store[2] != declared:
                 raise self.fail(number, f"[{store[2]}] is not the declared result ({declared})")
             if store[1] not in TYPES:
-                raise self.fail(
-                    number, f".{store[1]} results are not supported; use one of {', '.join(TYPES)}"
-                )
+                raise self.fail(number, f".{store[1]} results are not supported; use one of {', '.join(TYPES)}")
             for register in (name.strip() for name in store[3].split(",")):
                 chosen = re.compile(rf"selp\.\w+\s+{register},\s*1,\s*0,")
                 predicate = any(chosen.match(text) for _, text in statements)

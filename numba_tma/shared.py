@@ -501,9 +501,7 @@ class _TileAttributes(_RowAttributes):
 def _constant(context, builder, numba_type):
     """The value of a literal, or of a tuple of them."""
     if isinstance(numba_type, types.BaseTuple):
-        return context.make_tuple(
-            builder, numba_type, [_constant(context, builder, member) for member in numba_type]
-        )
+        return context.make_tuple(builder, numba_type, [_constant(context, builder, member) for member in numba_type])
     return context.get_constant(types.intp, numba_type.literal_value)
 
 
@@ -578,9 +576,7 @@ class _SetItem(AbstractTemplate):
             return None
         element = owner.element.numba_type
         if self.context.can_convert(value, element) is None:
-            raise TypingError(
-                f"{owner}: a value of type {value} does not convert to {element}; convert it first"
-            )
+            raise TypingError(f"{owner}: a value of type {value} does not convert to {element}; convert it first")
         return signature(types.none, owner, index, element)
 
 
@@ -609,9 +605,7 @@ def _lower_tile(context, builder, sig, args):
 @lower_builtin(operator.getitem, BarriersType, types.Integer)
 def _lower_barrier(context, builder, sig, args):
     owner, index_type = sig.args
-    return _row_member(
-        context, builder, index_type, args[1], owner.offset, _BARRIER_BYTES, owner.count, str(owner)
-    )
+    return _row_member(context, builder, index_type, args[1], owner.offset, _BARRIER_BYTES, owner.count, str(owner))
 
 
 def _element_offset(context, builder, owner: TileType, index_types: Sequence[types.Type], indices: Sequence):
@@ -620,9 +614,7 @@ def _element_offset(context, builder, owner: TileType, index_types: Sequence[typ
     The engine swizzles by bits of the address. A tile starts where the pattern does, so the offset's will do.
     """
     offset = _U32(0)
-    for index_type, index, extent, stride in zip(
-        index_types, indices, owner.shape, owner.strides, strict=True
-    ):
+    for index_type, index, extent, stride in zip(index_types, indices, owner.shape, owner.strides, strict=True):
         number = _index(context, builder, index_type, index, extent, str(owner))
         offset = builder.add(offset, builder.mul(number, _U32(stride), flags=("nuw",)), flags=("nuw",))
     if owner.swizzle.mask:

@@ -22,7 +22,7 @@ SIMULATOR = "PTX simulator"
 
 @dataclass
 class Record:
-    """One variant at one size on one backend. Times exist on a GPU only; the simulator counts instructions and bytes."""
+    """One variant at one size on one backend. A GPU gives times, the simulator counts of instructions and bytes."""
 
     problem: str
     variant: str

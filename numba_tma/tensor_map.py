@@ -253,9 +253,7 @@ def _element_type(view: ArrayView, dtype: object) -> ElementType:
     return element
 
 
-def _box_of_tiles(
-    tiles: Tiles, swizzle: str | None, element: ElementType, rank: int
-) -> tuple[tuple[int, ...], str]:
+def _box_of_tiles(tiles: Tiles, swizzle: str | None, element: ElementType, rank: int) -> tuple[tuple[int, ...], str]:
     if tiles.dtype.numpy != element.numpy:
         raise TensorMapError(
             "element type", f"{tiles!r} cannot hold {element} elements; give tiles and array the same type"
@@ -276,9 +274,7 @@ def _check_rank(view: ArrayView) -> None:
         )
 
 
-def _check_modes(
-    element: ElementType, swizzle: object, interleave: object, l2_promotion: object, fill: object
-) -> None:
+def _check_modes(element: ElementType, swizzle: object, interleave: object, l2_promotion: object, fill: object) -> None:
     for rule, value, choices in (
         ("swizzle", swizzle, SWIZZLES),
         ("L2 promotion", l2_promotion, _L2_PROMOTION),
@@ -317,9 +313,7 @@ def _check_sizes(view: ArrayView) -> None:
             raise TensorMapError(
                 "tensor size",
                 f"dimension {axis} has {size} elements; each dimension has 1 to 2^32"
-                + (
-                    ": an empty tensor has nothing to copy" if size == 0 else ": split it into two dimensions"
-                ),
+                + (": an empty tensor has nothing to copy" if size == 0 else ": split it into two dimensions"),
             )
 
 
@@ -410,8 +404,7 @@ def _checked_box(view: ArrayView, element: ElementType, box: object, swizzle: st
         if not 1 <= extent <= MAX_BOX:
             raise TensorMapError(
                 "box extent",
-                f"{extent} along dimension {axis}; each box extent is 1 to {MAX_BOX}: move more in several "
-                "copies",
+                f"{extent} along dimension {axis}; each box extent is 1 to {MAX_BOX}: move more in several copies",
             )
     inner, span = extents[-1] * element.size, SWIZZLES[swizzle].span
     row = f"the box's rows of {extents[-1]} × {element} = {inner} B"
@@ -419,8 +412,7 @@ def _checked_box(view: ArrayView, element: ElementType, box: object, swizzle: st
         multiple = _GRANULE // element.size
         raise TensorMapError(
             "inner box bytes",
-            f"{row} are not a multiple of {_GRANULE} B; take {-(-extents[-1] // multiple) * multiple} "
-            "elements",
+            f"{row} are not a multiple of {_GRANULE} B; take {-(-extents[-1] // multiple) * multiple} elements",
         )
     if span and inner > span:
         raise TensorMapError(
@@ -447,9 +439,7 @@ def _checked_element_strides(element_strides: object, rank: int) -> tuple[int, .
         )
     for axis, step in enumerate(steps):
         if not 1 <= step <= MAX_ELEMENT_STRIDE:
-            raise TensorMapError(
-                "element strides", f"{step} along dimension {axis}; each is 1 to {MAX_ELEMENT_STRIDE}"
-            )
+            raise TensorMapError("element strides", f"{step} along dimension {axis}; each is 1 to {MAX_ELEMENT_STRIDE}")
     if steps[-1] != 1:
         raise TensorMapError(
             "inner element stride",
@@ -534,8 +524,7 @@ def _driver_encode(spec: TensorMapSpec, address: int, what: str) -> bytes:
 
         raise TensorMapError(
             "driver",
-            f"cuTensorMapEncodeTiled refused {what} at {address:#x} with {driver.CUresult(status).name}: "
-            f"{spec}",
+            f"cuTensorMapEncodeTiled refused {what} at {address:#x} with {driver.CUresult(status).name}: {spec}",
         )
     return buffer.raw[start : start + descriptor.NBYTES]
 
@@ -582,9 +571,7 @@ class _TensorMapAttributes(AttributeTemplate):
         if name == "address":
             return types.uint64
         if name not in _CONSTANTS:
-            raise TypingError(
-                f"{owner} has no attribute {name!r}; it has {', '.join((*_CONSTANTS, 'address'))}"
-            )
+            raise TypingError(f"{owner} has no attribute {name!r}; it has {', '.join((*_CONSTANTS, 'address'))}")
         value = _CONSTANTS[name](owner)
         if isinstance(value, tuple):
             return types.BaseTuple.from_types([types.literal(v) for v in value])
@@ -598,9 +585,7 @@ def _lower_attribute(context, builder, owner, value, name):
     constant = _CONSTANTS[name](owner)
     if isinstance(constant, tuple):
         members = [context.get_constant(types.intp, v) for v in constant]
-        return context.make_tuple(
-            builder, types.BaseTuple.from_types([types.literal(v) for v in constant]), members
-        )
+        return context.make_tuple(builder, types.BaseTuple.from_types([types.literal(v) for v in constant]), members)
     return context.get_constant(types.intp, constant)
 
 

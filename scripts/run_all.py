@@ -46,7 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
     backend = "sim" if wanted == "sim" or refusal else "gpu"
     seed = options.seed if options.seed is not None else time.time_ns() % (1 << 32)
     where = suite.circumstances()
-    print(f"backend {backend}, device {where['device'] if backend == 'gpu' else suite.SIMULATOR}, seed {seed}", flush=True)
+    print(
+        f"backend {backend}, device {where['device'] if backend == 'gpu' else suite.SIMULATOR}, seed {seed}",
+        flush=True,
+    )
 
     records: list[suite.Record] = []
     interrupted = False
@@ -59,13 +62,14 @@ def main(arguments: list[str] | None = None) -> int:
             for case in problem.cases[sizes]:
                 shape = "×".join(map(str, case.shape))
                 started = time.perf_counter()
-                for record in suite.run_case(
-                    problem, case, variants, backend, seed=seed, device_copy_rate=rate
-                ):
+                for record in suite.run_case(problem, case, variants, backend, seed=seed, device_copy_rate=rate):
                     records.append(record)
                     verdict = "ok" if record.ok else "skipped" if record.skipped else "FAILED"
                     spent = time.perf_counter() - started
-                    print(f"  {verdict:<7} {problem.name}.{record.variant} {shape} {case.dtype} ({spent:.1f} s)", flush=True)
+                    print(
+                        f"  {verdict:<7} {problem.name}.{record.variant} {shape} {case.dtype} ({spent:.1f} s)",
+                        flush=True,
+                    )
     except KeyboardInterrupt:
         interrupted = True
 

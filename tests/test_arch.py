@@ -13,7 +13,11 @@ from numba_tma import arch
         ("@%p1 cp.async.wait_group 1;", 80, False),
         ("mbarrier.init.shared::cta.b64 [%r1], %r2;", 80, False),
         ("mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], %r2;", 90, False),
-        ("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], …", 90, False),
+        (
+            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], …",
+            90,
+            False,
+        ),
         ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r1], %r2;", 90, False),
         ("wgmma.fence.sync.aligned;", 90, True),
         ("{ setmaxnreg.inc.sync.aligned.u32 232;", 90, False),

@@ -10,7 +10,12 @@ from numba_tma import arrays
 def test_numpy():
     x = np.zeros((4, 6), np.float32)
     seen = arrays.view(x)
-    assert (seen.pointer, seen.shape, seen.strides, seen.dtype) == (x.ctypes.data, (4, 6), (24, 4), np.float32)
+    assert (seen.pointer, seen.shape, seen.strides, seen.dtype) == (
+        x.ctypes.data,
+        (4, 6),
+        (24, 4),
+        np.float32,
+    )
     assert seen.host and not seen.readonly and seen.layout == "C" and seen.size == 24
 
 

@@ -177,16 +177,12 @@ def test_inline_only_functions_refuse_to_be_linked(name):
         called(40)
 
     assert f"{name.replace('_', '.')}.sync.aligned.u32 40;" in to_ptx(kernel, launch_bounds=(384, 1))
-    with pytest.raises(
-        TypingError, match=f"ptx.linked.{name}: {name} works only inlined, as ptx.{name}: linked"
-    ):
+    with pytest.raises(TypingError, match=f"ptx.linked.{name}: {name} works only inlined, as ptx.{name}: linked"):
         to_ptx(calls)
     assert name not in dir(ptx.linked)
 
 
-@pytest.mark.skipif(
-    _ptxas() is None, reason="no ptxas: nvJitLink assembles for linking, which drops setmaxnreg"
-)
+@pytest.mark.skipif(_ptxas() is None, reason="no ptxas: nvJitLink assembles for linking, which drops setmaxnreg")
 def test_setmaxnreg_reaches_the_sass_of_a_kernel_assembled_as_a_whole(tmp_path):
     def kernel(out):
         if cuda.threadIdx.x < 128:
@@ -534,9 +530,7 @@ def test_accept_refuses_an_unknown_kind():
 
 
 def test_calling_a_function_outside_a_kernel_says_so():
-    with pytest.raises(
-        TypeError, match=r"ptx\.mbarrier_init is a PTX instruction and works only inside a kernel"
-    ):
+    with pytest.raises(TypeError, match=r"ptx\.mbarrier_init is a PTX instruction and works only inside a kernel"):
         mbarrier_init(0, 1)
 
 
@@ -587,9 +581,7 @@ def test_numba_is_given_the_modules_of_linked_functions():
         ptx.linked.mbarrier_inval(bar)
         ptx.linked.cp_async_bulk_tensor_2d_shared_global(bar, 0, 0, 0, bar)
 
-    codes, _ = cuda.compile_all(
-        kernel, types.void(types.uint32), cc=CC, device=False, abi="numba", output="ptx"
-    )
+    codes, _ = cuda.compile_all(kernel, types.void(types.uint32), cc=CC, device=False, abi="numba", output="ptx")
     modules = {code.name: code.data.decode() for code in codes[1:]}
     assert modules == dict(ptx.link_files(codes[0]))
     assert set(modules) == {"mbarrier.ptx", "tma.ptx:cp_async_bulk_tensor_2d_shared_global"}

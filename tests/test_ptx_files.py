@@ -40,9 +40,7 @@ def test_every_function_says_what_it_does_and_where_the_manual_does(file):
     for function in (f for f in FUNCTIONS.values() if f.file == file):
         lines = function.doc.splitlines()
         assert len(lines) >= 2, f"{function.name}: a description and a source"
-        assert re.fullmatch(r"PTX ISA: [A-Z][\w /-]+( Instructions| Registers), .+\.", lines[-1]), (
-            function.name
-        )
+        assert re.fullmatch(r"PTX ISA: [A-Z][\w /-]+( Instructions| Registers), .+\.", lines[-1]), function.name
         for operand in function.operands:
             assert operand.note, f"{function.name}: {operand.name} is not described"
         if function.results:
@@ -61,9 +59,7 @@ _NOT_BY_MNEMONIC = {"cvt_f32_bf16x2"}
 
 def test_a_function_has_the_name_of_its_instruction():
     for function in FUNCTIONS.values():
-        statements = [
-            s.split() for s in function.body if not s.startswith((".reg", "mov.", "cvt.u16", "selp", "setp"))
-        ]
+        statements = [s.split() for s in function.body if not s.startswith((".reg", "mov.", "cvt.u16", "selp", "setp"))]
         special = re.search(r"mov\.u\d+ %\w+, %([\w.]+);", " ".join(function.body))
         if special and not statements:
             assert function.name == special[1].replace(".", "_")

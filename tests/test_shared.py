@@ -71,9 +71,7 @@ def random_member(rng):
         return Buffer([rng.randint(1, 7) for _ in range(rng.randint(1, 3))], entry)
     swizzle = rng.choice(list(ALIGNMENT))
     row = (SWIZZLES[swizzle].span or 16 * rng.randint(1, 9)) // entry.size
-    return Tiles(
-        rng.randint(1, 4), (*[rng.randint(1, 12) for _ in range(rng.randint(0, 2))], row), entry, swizzle
-    )
+    return Tiles(rng.randint(1, 4), (*[rng.randint(1, 12) for _ in range(rng.randint(0, 2))], row), entry, swizzle)
 
 
 def test_random_plans_are_aligned_and_do_not_overlap():

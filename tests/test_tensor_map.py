@@ -75,9 +75,7 @@ def test_the_drivers_enumerations():
     assert TensorMap(a, (8, 8)).spec.fill == int(fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
     nan = int(fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA)
     assert TensorMap(a, (8, 8), fill="nan").spec.fill == nan
-    assert TensorMap(a, (8, 8)).spec.interleave == int(
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE
-    )
+    assert TensorMap(a, (8, 8)).spec.interleave == int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE)
 
 
 @pytest.mark.parametrize("entry", dtypes.TABLE, ids=str)
@@ -382,9 +380,7 @@ def test_overlap_when_asked_for():
 
 def test_stores_past_the_row_are_warned_of():
     sliced = np.zeros((64, 512), np.int8)[:, :466]
-    with pytest.warns(
-        StoreOverrunWarning, match=r"466 × int8 = 466 B .*bytes 466 to 479 of each row.*store=False"
-    ):
+    with pytest.warns(StoreOverrunWarning, match=r"466 × int8 = 466 B .*bytes 466 to 479 of each row.*store=False"):
         TensorMap(sliced, (16, 64))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -448,9 +444,7 @@ def test_random_legal_maps_come_back_from_the_simulators_encoding():
         assert decoded.sizes == interface["shape"][::-1]
         assert decoded.box == box[::-1]
         assert decoded.element_strides == options["element_strides"][::-1]
-        for size, stride, given in zip(
-            decoded.sizes[1:], decoded.strides, interface["strides"][-2::-1], strict=True
-        ):
+        for size, stride, given in zip(decoded.sizes[1:], decoded.strides, interface["strides"][-2::-1], strict=True):
             assert stride == given or size == 1
         assert (decoded.dtype, decoded.swizzle) == (
             options["dtype"].tensor_map_code,
@@ -552,7 +546,5 @@ def test_an_unknown_attribute_lists_those_there_are():
     def k(tensor, out):
         out[0] = tensor.shape
 
-    with pytest.raises(
-        TypingError, match="no attribute 'shape'; it has rank, box, tile_shape, box_bytes, address"
-    ):
+    with pytest.raises(TypingError, match="no attribute 'shape'; it has rank, box, tile_shape, box_bytes, address"):
         ptx_of(k, made.numba_type, types.uint64[::1])

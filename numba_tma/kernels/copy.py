@@ -80,9 +80,7 @@ def make_cp_async(threads: int = 256, stages: int = 4) -> Kernel:
         for stage in range(ahead_by):
             if ahead < nbytes:
                 valid = uint32(min(nbytes - ahead, uint64(16)))
-                ptx.cp_async_cg_16_zfill(
-                    smem.chunk.address_of(stage, slot), ptx.global_address(source) + ahead, valid
-                )
+                ptx.cp_async_cg_16_zfill(smem.chunk.address_of(stage, slot), ptx.global_address(source) + ahead, valid)
             ptx.cp_async_commit_group()
             ahead += step
         count = uint32(0)
@@ -91,9 +89,7 @@ def make_cp_async(threads: int = 256, stages: int = 4) -> Kernel:
             stage, _ = ring(uint32(count + uint32(ahead_by)), stages)
             if ahead < nbytes:
                 valid = uint32(min(nbytes - ahead, uint64(16)))
-                ptx.cp_async_cg_16_zfill(
-                    smem.chunk.address_of(stage, slot), ptx.global_address(source) + ahead, valid
-                )
+                ptx.cp_async_cg_16_zfill(smem.chunk.address_of(stage, slot), ptx.global_address(source) + ahead, valid)
             ptx.cp_async_commit_group()
             ptx.cp_async_wait_group(ahead_by)  # this thread's own copies: no block barrier is needed
             stage, _ = ring(count, stages)
@@ -355,7 +351,11 @@ PROBLEM = Problem(
     cases={
         ("default", "sim"): [_case(512, 512, "float32"), _case(37, 1008, "uint8")],
         ("quick", "sim"): [_case(64, 128, "float32"), _case(37, 48, "uint8")],
-        ("default", "gpu"): [_case(16384, 16384, "float32"), _case(1000, 4000, "float16"), _case(32768, 32768, "uint8")],
+        ("default", "gpu"): [
+            _case(16384, 16384, "float32"),
+            _case(1000, 4000, "float16"),
+            _case(32768, 32768, "uint8"),
+        ],
         ("quick", "gpu"): [_case(4096, 4096, "float32"), _case(37, 1008, "uint8")],
     },
 )

@@ -10,7 +10,7 @@ tile of K and one of V into shared memory, then compute on them. `work` is the n
 turns the problem from copy-bound (1) to compute-bound (64 and more), and the point of two buffers shows in between:
 while the block computes on one, the next tile is on its way into the other. work = 0 copies and computes nothing.
 
-What moves the data: ordinary loads and stores (plain, plain_vector), cp.async (cp_async), the copy engine (tma, tma_ring).
+What moves the data: ordinary loads and stores (plain, plain_vector), cp.async, the copy engine (tma, tma_ring).
 
 Costs: 4·R·C bytes are read (two fp16 matrices), R·splits floats written, 2·work·R·C flops. With work = 1 that is
 half a flop a byte: on an H200 (4.8 TB/s) purely a matter of moving bytes.
@@ -236,9 +236,7 @@ def make_plain_vector(tile: tuple[int, int] = (64, 64), work: int = 1, threads: 
 
 
 @functools.cache
-def make_cp_async(
-    tile: tuple[int, int] = (64, 64), work: int = 1, threads: int = 128, stages: int = 2
-) -> Kernel:
+def make_cp_async(tile: tuple[int, int] = (64, 64), work: int = 1, threads: int = 128, stages: int = 2) -> Kernel:
     """cp.async (from sm_80 on): every thread issues 16-byte copies that do not pass through its registers."""
     check_tile(tile, threads)
     rows, columns = tile
@@ -298,10 +296,8 @@ def make_cp_async(
 
 
 @functools.cache
-def make_tma(
-    tile: tuple[int, int] = (64, 64), work: int = 1, threads: int = 128, stages: int = 2
-) -> Kernel:
-    """TMA: one thread asks the copy engine for whole tiles; a barrier counts their bytes. One stage means no overlap."""
+def make_tma(tile: tuple[int, int] = (64, 64), work: int = 1, threads: int = 128, stages: int = 2) -> Kernel:
+    """TMA: one thread asks the copy engine for whole tiles; a barrier counts their bytes. One stage is no overlap."""
     check_tile(tile, threads)
     rows, columns = tile
     passes = rows * columns // VECTOR // threads
@@ -349,10 +345,8 @@ def make_tma(
 
 
 @functools.cache
-def make_tma_ring(
-    tile: tuple[int, int] = (64, 64), work: int = 1, threads: int = 128, stages: int = 4
-) -> Kernel:
-    """TMA with a producer warp: consumers hand each stage back by a barrier of its own, and no block barrier is left."""
+def make_tma_ring(tile: tuple[int, int] = (64, 64), work: int = 1, threads: int = 128, stages: int = 4) -> Kernel:
+    """TMA with a producer warp: consumers hand each stage back by a barrier of its own, with no block barrier."""
     check_tile(tile, threads)
     rows, columns = tile
     passes = rows * columns // VECTOR // threads
@@ -512,7 +506,14 @@ bind_resident = _launch_maps(make_resident)
 
 
 def kv_stream(
-    k: Any, v: Any, out: Any, *, variant: str = "tma", work: int = 1, tile: tuple[int, int] = (64, 64), **options: Any
+    k: Any,
+    v: Any,
+    out: Any,
+    *,
+    variant: str = "tma",
+    work: int = 1,
+    tile: tuple[int, int] = (64, 64),
+    **options: Any,
 ) -> None:
     """out[s, r] = Σ f(k[r, c], v[r, c]) over the columns c of split s, by the variant named.
 
@@ -579,7 +580,12 @@ PROBLEM = Problem(
     variants=(
         Variant("plain", "ld/st", "load, barrier, compute, barrier", _launch_arrays(make_plain), baseline=True),
         Variant("plain_vector", "ld/st", "8-byte loads, the best of plain Numba", _launch_words),
-        Variant("cp_async", "cp.async", "two buffers; copies bypass registers (A100)", _launch_arrays(make_cp_async)),
+        Variant(
+            "cp_async",
+            "cp.async",
+            "two buffers; copies bypass registers (A100)",
+            _launch_arrays(make_cp_async),
+        ),
         Variant("tma", "TMA", "two buffers; one thread asks for whole tiles", _launch_maps(make_tma)),
         Variant("tma_ring", "TMA", "N stages, a producer warp, no block barrier", _launch_maps(make_tma_ring)),
     ),

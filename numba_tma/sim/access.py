@@ -56,9 +56,7 @@ def shared_base(machine: Machine, fragment: Fragment) -> np.ndarray:
     return table if table.size == 1 else fragment.per_lane("shared_base", table)
 
 
-def shared_index(
-    machine: Machine, fragment: Fragment, address: np.ndarray, nbytes: int, align: int
-) -> np.ndarray:
+def shared_index(machine: Machine, fragment: Fragment, address: np.ndarray, nbytes: int, align: int) -> np.ndarray:
     """Flat byte offsets for shared::cta or shared::cluster addresses (int64), checked.
 
     `address` has one element or one for each lane. The bits above the block's 16 MiB name the rank of the block
@@ -67,11 +65,7 @@ def shared_index(
     rank = address >> CLUSTER_RANK_SHIFT
     offset = address & _OFFSET_MASK
     size = machine.shared_end - SHARED_BASE
-    bad = (
-        ((offset - SHARED_BASE).view(_U64) > np.uint64(max(size - nbytes, 0)))
-        if size >= nbytes
-        else offset >= 0
-    )
+    bad = ((offset - SHARED_BASE).view(_U64) > np.uint64(max(size - nbytes, 0))) if size >= nbytes else offset >= 0
     if machine.cluster_size == 1:
         bad |= rank != 0
         base = shared_base(machine, fragment)
@@ -115,9 +109,7 @@ def _misaligned(
     bad = np.atleast_1d((offset & offset.dtype.type(align - 1)) != 0)
     position, who = _who(machine, fragment, bad)
     value = int(address.flat[position if address.size > 1 else 0])
-    return Misaligned(
-        f"{space} address {value:#x} is not a multiple of {align} bytes, as this access needs; {who}"
-    )
+    return Misaligned(f"{space} address {value:#x} is not a multiple of {align} bytes, as this access needs; {who}")
 
 
 def make_resolver(
@@ -187,9 +179,7 @@ def _local_resolver(machine: Machine, register: int, offset: int, dtype: np.dtyp
     return resolve
 
 
-def local_access(
-    machine: Machine, fragment: Fragment, address: np.ndarray, dtype: np.dtype, nbytes: int
-) -> Resolved:
+def local_access(machine: Machine, fragment: Fragment, address: np.ndarray, dtype: np.dtype, nbytes: int) -> Resolved:
     """Elements of each lane's local memory at byte offsets `address` (int64)."""
     size = machine.local_size
     bad = address.view(_U64) > np.uint64(max(size - nbytes, 0))
@@ -279,16 +269,12 @@ def _generic_resolver(machine: Machine, register: int, offset: int, dtype: np.dt
     return choose
 
 
-def _by_window(
-    machine: Machine, fragment: Fragment, address: np.ndarray, dtype: np.dtype, nbytes: int
-) -> Resolved:
+def _by_window(machine: Machine, fragment: Fragment, address: np.ndarray, dtype: np.dtype, nbytes: int) -> Resolved:
     """The general case: each lane's address may lie in any memory."""
     shift = dtype.itemsize.bit_length() - 1
     window = address >> np.uint64(32)
     if (window == np.uint64(SHARED_WINDOW >> 32)).all():
-        flat = shared_index(
-            machine, fragment, (address - np.uint64(SHARED_WINDOW)).view(_I64), nbytes, nbytes
-        )
+        flat = shared_index(machine, fragment, (address - np.uint64(SHARED_WINDOW)).view(_I64), nbytes, nbytes)
         return machine.shared_view(dtype), flat >> shift, SHARED
     if (window == np.uint64(LOCAL_WINDOW >> 32)).all():
         inside = (address - np.uint64(LOCAL_WINDOW)).view(_I64)
@@ -337,7 +323,5 @@ def _unmapped(machine: Machine, fragment: Fragment, address: np.ndarray, nbytes:
     segment = machine.find(value)
     if segment is not None:
         over = value + nbytes - segment.base - segment.size
-        return OutOfBounds(
-            f"{nbytes} bytes at address {value:#x} end {over} bytes past {segment.describe()}; {who}"
-        )
+        return OutOfBounds(f"{nbytes} bytes at address {value:#x} end {over} bytes past {segment.describe()}; {who}")
     return OutOfBounds(f"{nbytes} bytes at address {value:#x}: {machine.memory.nearest(value)}; {who}")

@@ -262,18 +262,14 @@ def _quotient(kind: str, mode: str, ftz: bool, reciprocal: bool = False) -> np.u
         nearest = b(f"fdiv double {x}, {y}")
         left = b(f"call double @llvm.fma.f64(double {b(f'fneg double {nearest}')}, double {y}, double {x})")
         # exact - nearest = left / y
-        error = b(
-            f"select i1 {b(f'fcmp olt double {y}, 0.0')}, double {b(f'fneg double {left}')}, double {left}"
-        )
+        error = b(f"select i1 {b(f'fcmp olt double {y}, 0.0')}, double {b(f'fneg double {left}')}, double {left}")
         return _round_directed(b, form, nearest, error, mode, ftz, [x, y])
 
     name = f"{'rcp' if reciprocal else 'div'}.{mode}{'.ftz' * ftz}"
     return elementwise(name, kind, 1 if reciprocal else 2, emit)
 
 
-def _round_directed(
-    b: Body, form: str, nearest: str, error: str, mode: str, ftz: bool, values: list[str]
-) -> str:
+def _round_directed(b: Body, form: str, nearest: str, error: str, mode: str, ftz: bool, values: list[str]) -> str:
     if form == "f64":
         error = _overflow_error(b, nearest, error, values)
         return b(f"bitcast i64 {towards(b, 64, bits_of(b, nearest), error, mode)} to double")
@@ -318,9 +314,7 @@ def sqrt(d: Decoder) -> Alu:
             return b(f"call {LLVM[form]} @llvm.sqrt.{suffix}({LLVM[form]} {x})")
         x = widen(b, form, x)
         nearest = b(f"call double @llvm.sqrt.f64(double {x})")
-        error = b(
-            f"call double @llvm.fma.f64(double {b(f'fneg double {nearest}')}, double {nearest}, double {x})"
-        )
+        error = b(f"call double @llvm.fma.f64(double {b(f'fneg double {nearest}')}, double {nearest}, double {x})")
         return _round_directed(b, form, nearest, error, mode, ftz, [x])
 
     return _finish(d, elementwise(f"sqrt.{mode}{'.ftz' * ftz}", kind, 1, emit), kind)
@@ -465,9 +459,7 @@ def _extreme_of_two(
     t, width = LLVM[form], 8 * DTYPES[form].itemsize
     integer = f"i{width}"
     bits = [b(f"bitcast {t} {v} to {integer}") if form not in SMALL else v for v in (x, y)]
-    sign = (
-        b(f"and {integer} {b(f'xor {integer} {bits[0]}, {bits[1]}')}, {-(1 << width - 1)}") if by_sign else ""
-    )
+    sign = b(f"and {integer} {b(f'xor {integer} {bits[0]}, {bits[1]}')}, {-(1 << width - 1)}") if by_sign else ""
     if magnitudes:
         bits = [b(f"and {integer} {v}, {(1 << width - 1) - 1}") for v in bits]
     values = [b(f"bitcast {integer} {v} to {t}") if form not in SMALL else v for v in bits]

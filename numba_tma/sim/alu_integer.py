@@ -54,9 +54,7 @@ def _add_or_subtract(d: Decoder, simple: np.ufunc, name: str) -> Alu:
     d.count(3)
     target, a, b = d.operands
     if kind in _PAIRS:
-        return d.finish(
-            _pairwise(name, kind, f"{name} i16 {{0}}, {{1}}"), [(target, kind)], [(a, kind), (b, kind)]
-        )
+        return d.finish(_pairwise(name, kind, f"{name} i16 {{0}}, {{1}}"), [(target, kind)], [(a, kind), (b, kind)])
     sources = [(a, kind), (b, kind)]
     if d.flag("sat"):
         function = _saturating(name, kind)
@@ -342,9 +340,7 @@ def dp2a(d: Decoder) -> Alu:
     return _dot(d, first, second, 16, 8, range(2) if part == "lo" else range(2, 4), part)
 
 
-def _dot(
-    d: Decoder, first: str, second: str, width_a: int, width_b: int, bytes_of_b: range, part: str = ""
-) -> Alu:
+def _dot(d: Decoder, first: str, second: str, width_a: int, width_b: int, bytes_of_b: range, part: str = "") -> Alu:
     d.count(4)
     b = Body()
     total = "%x2"
@@ -384,9 +380,7 @@ def bitwise_not(d: Decoder) -> Alu:
 def cnot(d: Decoder) -> Alu:
     kind = d.type("b16", "b32", "b64")
     d.count(2)
-    return d.finish(
-        lambda a: np.equal(a, 0).astype(a.dtype), [(d.operands[0], kind)], [(d.operands[1], kind)]
-    )
+    return d.finish(lambda a: np.equal(a, 0).astype(a.dtype), [(d.operands[0], kind)], [(d.operands[1], kind)])
 
 
 def lop3(d: Decoder) -> Alu:
@@ -471,9 +465,7 @@ def shf(d: Decoder) -> Alu:
         whole = b(f"lshr i64 {b(f'shl i64 {whole}, {n}')}, 32")
     else:
         whole = b(f"lshr i64 {whole}, {n}")
-    function = ufunc(
-        f"shf.{direction}.{mode}", ("u32",) * 3, "u32", b.returns("i32", b(f"trunc i64 {whole} to i32"))
-    )
+    function = ufunc(f"shf.{direction}.{mode}", ("u32",) * 3, "u32", b.returns("i32", b(f"trunc i64 {whole} to i32")))
     return d.finish(function, [(d.operands[0], "u32")], [(x, "u32") for x in d.operands[1:]])
 
 
@@ -504,9 +496,7 @@ def bfe(d: Decoder) -> Alu:
     else:
         value = b(f"select i1 {some}, {t} {value}, {t} 0")
     function = ufunc(f"bfe.{kind}", (kind, "u32", "u32"), kind, b.returns(t, value))
-    return d.finish(
-        function, [(d.operands[0], kind)], list(zip(d.operands[1:], (kind, "u32", "u32"), strict=True))
-    )
+    return d.finish(function, [(d.operands[0], kind)], list(zip(d.operands[1:], (kind, "u32", "u32"), strict=True)))
 
 
 def bfi(d: Decoder) -> Alu:
@@ -695,9 +685,7 @@ def video(d: Decoder) -> Alu:
             parts.append(b(f"{'sext' if _is_signed(kind) else 'zext'} i{width} {lane} to i32"))
         value = _video_lane(b, name, comparison, *parts)
         if saturates:
-            low, high = (
-                (-(1 << width - 1), (1 << width - 1) - 1) if _is_signed(result) else (0, (1 << width) - 1)
-            )
+            low, high = (-(1 << width - 1), (1 << width - 1) - 1) if _is_signed(result) else (0, (1 << width) - 1)
             value = b(f"call i32 @llvm.smax.i32(i32 {value}, i32 {low})")
             value = b(f"call i32 @llvm.smin.i32(i32 {value}, i32 {high})")
         if accumulates:

@@ -57,9 +57,7 @@ def _shared_place(machine: Machine, address: int, slot: int) -> tuple[int, int]:
             )
         return slot, offset
     if not 0 <= rank < machine.cluster_size:
-        raise OutOfBounds(
-            f"shared address {address:#x} names rank {rank} of a cluster of {machine.cluster_size}"
-        )
+        raise OutOfBounds(f"shared address {address:#x} names rank {rank} of a cluster of {machine.cluster_size}")
     return slot // machine.cluster_size * machine.cluster_size + rank, offset
 
 
@@ -67,9 +65,7 @@ def _own_place(machine: Machine, address: int, slot: int) -> int:
     """The offset of an address that must lie in the thread's own block."""
     target, offset = _shared_place(machine, address, slot)
     if target != slot:
-        raise OutOfBounds(
-            f"shared address {address:#x} lies in another block of the cluster; this operand may not"
-        )
+        raise OutOfBounds(f"shared address {address:#x} lies in another block of the cluster; this operand may not")
     return offset
 
 
@@ -105,9 +101,7 @@ def _targets(machine: Machine, slot: int, own_target: int, mask: int | None) -> 
     return tuple(first + rank for rank in range(machine.cluster_size) if mask >> rank & 1)
 
 
-def _load_place(
-    machine: Machine, slot: int, dst: int, bar: int, mask: int | None
-) -> tuple[tuple[int, ...], int, int]:
+def _load_place(machine: Machine, slot: int, dst: int, bar: int, mask: int | None) -> tuple[tuple[int, ...], int, int]:
     """(target slots, destination offset, barrier offset) of a copy into shared::cluster memory."""
     target, dst = _shared_place(machine, dst, slot)
     bar_target, bar = _shared_place(machine, bar, slot)
@@ -127,9 +121,7 @@ def _bulk(d: Builder, instruction: Instruction) -> Step:
         read = "read" in modifiers
         what = "the reads of its bulk groups" if read else "its bulk groups"
         pending = instruction.operands[0].value
-        return _wait_groups(
-            d, lambda engine, threads: engine.bulk_wait_ready(threads, pending, read), what, pending
-        )
+        return _wait_groups(d, lambda engine, threads: engine.bulk_wait_ready(threads, pending, read), what, pending)
     if "tensor" in modifiers:
         return _tensor(d, instruction)
     operands = list(instruction.operands)
@@ -157,9 +149,7 @@ def _bulk(d: Builder, instruction: Instruction) -> Step:
     if spaces[1] == "global":
         mask = _multicast(instruction, rest)
 
-        def load(
-            machine: Machine, thread: int, slot: int, dst: int, src: int, size: int, bar: int, *mask: int
-        ) -> None:
+        def load(machine: Machine, thread: int, slot: int, dst: int, src: int, size: int, bar: int, *mask: int) -> None:
             targets, dst, bar = _load_place(machine, slot, dst, bar, mask[0] if mask else None)
             machine.engine.issue_bulk_load(thread, dst, src, size, bar, targets=targets, origin=instruction)
 
@@ -197,9 +187,7 @@ def _bulk_to_global(
         else:
             machine.engine.issue_bulk_reduce(thread, dst, src, size, *reduction, origin=instruction)
 
-    return _each_lane(
-        d, instruction, store, _address(d, destination, generic=True), _address(d, source), nbytes
-    )
+    return _each_lane(d, instruction, store, _address(d, destination, generic=True), _address(d, source), nbytes)
 
 
 # cp.async.bulk.tensor
@@ -221,9 +209,7 @@ def _tensor(d: Builder, instruction: Instruction) -> Step:
 
     def tensor_map(machine: Machine, thread: int, slot: int, address: int) -> bytes:
         if address % descriptor.ALIGNMENT:
-            raise Misaligned(
-                f"tensor map at {address:#x}: its address must be a multiple of {descriptor.ALIGNMENT}"
-            )
+            raise Misaligned(f"tensor map at {address:#x}: its address must be a multiple of {descriptor.ALIGNMENT}")
         index = thread - slot * machine.threads
         return machine.read_generic(address, descriptor.NBYTES, slot, index, "tensor map").tobytes()
 
@@ -273,9 +259,7 @@ def _commit(d: Builder, method: Callable[[Any], Callable[[np.ndarray], None]]) -
     return Step(run=run)
 
 
-def _wait_groups(
-    d: Builder, ready: Callable[[Any, np.ndarray], np.ndarray], what: str, pending: int | None
-) -> Step:
+def _wait_groups(d: Builder, ready: Callable[[Any, np.ndarray], np.ndarray], what: str, pending: int | None) -> Step:
     machine = d.machine
     allowed = "" if not pending else f" but {pending}"
 

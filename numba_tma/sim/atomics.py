@@ -31,9 +31,7 @@ def _bf16(function: np.ufunc) -> Combine:
     """A float32 ufunc on bfloat16 bit patterns, rounded to nearest even."""
 
     def combine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        wide = function(
-            (a.astype(np.uint32) << 16).view(np.float32), (b.astype(np.uint32) << 16).view(np.float32)
-        )
+        wide = function((a.astype(np.uint32) << 16).view(np.float32), (b.astype(np.uint32) << 16).view(np.float32))
         bits = wide.view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         return np.where(np.isnan(wide), 0x7FFF, rounded).astype(np.uint16)
@@ -195,9 +193,7 @@ def _atomic(d: Builder, instruction: Instruction) -> Step:
     def perform(fragment: Fragment, found: tuple, values: list[np.ndarray]) -> np.ndarray | None:
         view, index, where = found
         if where > SHARED:
-            raise SimError(
-                f"atomic operations work on global and shared memory, not on {KIND_NAMES[where]} memory"
-            )
+            raise SimError(f"atomic operations work on global and shared memory, not on {KIND_NAMES[where]} memory")
         if not view.flags.writeable:
             raise OutOfBounds(f"an atomic operation on read-only {KIND_NAMES[where]} memory")
         n = fragment.n
@@ -217,9 +213,7 @@ def _atomic(d: Builder, instruction: Instruction) -> Step:
         halves = value.view(np.uint16).reshape(n, 2)
         old = np.empty((n, 2), np.uint16)
         for half in range(2):
-            old[:, half] = apply_atomic(
-                view, index + half, np.ascontiguousarray(halves[:, half]), combine, True
-            )
+            old[:, half] = apply_atomic(view, index + half, np.ascontiguousarray(halves[:, half]), combine, True)
         return old.reshape(-1).view(np.uint32)
 
     def run(values: list, fragment: Fragment) -> None:

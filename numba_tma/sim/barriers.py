@@ -80,9 +80,7 @@ class BlockBarriers:
             self.machine.observer.barrier_completed(slot, barrier)
         return True
 
-    def arrive(
-        self, fragment: Fragment, barrier: np.ndarray, expected: np.ndarray, value: np.ndarray | None
-    ) -> None:
+    def arrive(self, fragment: Fragment, barrier: np.ndarray, expected: np.ndarray, value: np.ndarray | None) -> None:
         """The fragment's lanes arrive; `barrier`, `expected` and `value` are one element or one for each lane."""
         slot, thread = fragment.slot, fragment.thread
         if int(barrier.max()) >= BARRIERS:
@@ -170,9 +168,7 @@ def _describe(machine: Machine) -> Any:
                 state = machine.barriers
                 expected = int(state.expected[pair])
                 here = state.count(*pair)
-                wanted = (
-                    f"{expected} threads" if expected else f"all {int(machine.live_count[pair[0]])} threads"
-                )
+                wanted = f"{expected} threads" if expected else f"all {int(machine.live_count[pair[0]])} threads"
                 texts[pair] = f"waits at barrier {pair[1]} for {wanted} of the block, {here} have come"
         return [texts[pair] for pair in zip(fragment.slot.tolist(), barrier.tolist(), strict=True)]
 
@@ -202,9 +198,7 @@ def _bar(d: Builder, instruction: Instruction) -> Step:
 
     def finish(fragment: Fragment, passed: bool) -> None:
         if write is not None:
-            trues, all_threads = np.moveaxis(
-                machine.barriers.reduction[fragment.slot, barrier(fragment)], -1, 0
-            )
+            trues, all_threads = np.moveaxis(machine.barriers.reduction[fragment.slot, barrier(fragment)], -1, 0)
             results = {"popc": trues, "and": trues == all_threads, "or": trues > 0}
             write(fragment, results[operation].astype(np.uint32 if operation == "popc" else np.bool_))
 

@@ -184,9 +184,7 @@ def _members(warps: Warps, mask: np.ndarray) -> np.ndarray:
 def _match(d: Builder, instruction: Instruction) -> Step:
     everyone = "all" in instruction.modifiers
     dtype = np.dtype(
-        np.uint64
-        if instruction.modifiers[-2 if instruction.modifiers[-1] == "sync" else -1] == "b64"
-        else np.uint32
+        np.uint64 if instruction.modifiers[-2 if instruction.modifiers[-1] == "sync" else -1] == "b64" else np.uint32
     )
     if "b64" in instruction.modifiers:
         dtype = np.dtype(np.uint64)
@@ -237,11 +235,7 @@ def _redux(d: Builder, instruction: Instruction) -> Step:
     if operation in ("min", "max"):
         info = np.iinfo(dtype)
         neutral = info.max if operation == "min" else info.min
-    fill = (
-        np.array(neutral & _ALL, np.uint32).view(dtype)
-        if neutral < 0 and dtype is U32
-        else dtype.type(neutral)
-    )
+    fill = np.array(neutral & _ALL, np.uint32).view(dtype) if neutral < 0 and dtype is U32 else dtype.type(neutral)
 
     def compute(fragment: Fragment, warps: Warps) -> None:
         takes_part = (_members(warps, mask(fragment))[:, None] & _BITS) != 0

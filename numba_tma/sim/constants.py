@@ -68,9 +68,7 @@ class Evaluator:
     def evaluate(self, index: int, *, minimum_precedence: int = ANY_OPERATOR) -> tuple[Constant, int]:
         """The constant at token `index` and the index after it."""
         self.index = index
-        value = (
-            self._ternary(0) if minimum_precedence == ANY_OPERATOR else self._binary(minimum_precedence, 0)
-        )
+        value = self._ternary(0) if minimum_precedence == ANY_OPERATOR else self._binary(minimum_precedence, 0)
         return value, self.index
 
     def _fail(self, message: str, index: int | None = None) -> NoReturn:

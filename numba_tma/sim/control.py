@@ -214,9 +214,7 @@ def _too_deep(name: str) -> Any:
     return run
 
 
-def _external(
-    d: Builder, instruction: Instruction, function: Any, given: list[str], wanted: list[str]
-) -> Step:
+def _external(d: Builder, instruction: Instruction, function: Any, given: list[str], wanted: list[str]) -> Step:
     """A function that the device's system provides: vprintf and the like."""
     action = d.machine.externals.get(function.name)
     if action is None:

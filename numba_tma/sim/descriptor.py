@@ -209,9 +209,7 @@ def decode(data: bytes) -> Descriptor:
     driver.
     """
     _check_tag(data)
-    dtype, last, interleave, swizzle, l2_promotion, fill, address, *rest = _FIELDS.unpack_from(
-        data, len(_HEAD)
-    )
+    dtype, last, interleave, swizzle, l2_promotion, fill, address, *rest = _FIELDS.unpack_from(data, len(_HEAD))
     rank = last + 1
     desc = Descriptor(
         dtype=dtype,
@@ -234,9 +232,7 @@ def check(desc: Descriptor) -> None:
 
     Interleaved layouts are refused: the simulator does not model them.
     """
-    _require(
-        0 <= desc.dtype <= 12, f"element type {desc.dtype} is no CUtensorMapDataType of Hopper (0 to 12)"
-    )
+    _require(0 <= desc.dtype <= 12, f"element type {desc.dtype} is no CUtensorMapDataType of Hopper (0 to 12)")
     dtype = DataType(desc.dtype)
     rank = desc.rank
     _require(1 <= rank <= MAX_RANK, f"rank {rank} is not in 1 to {MAX_RANK}")
@@ -246,9 +242,7 @@ def check(desc: Descriptor) -> None:
         f"rank {rank} needs {rank - 1} strides, {rank} box extents and {rank} element strides; "
         f"got {len(desc.strides)}, {len(desc.box)} and {len(desc.element_strides)}",
     )
-    _require(
-        desc.interleave == Interleave.NONE, f"interleave {desc.interleave} is not modelled; use none (0)"
-    )
+    _require(desc.interleave == Interleave.NONE, f"interleave {desc.interleave} is not modelled; use none (0)")
     _require(0 <= desc.swizzle <= 3, f"swizzle {desc.swizzle} does not exist on Hopper (0 to 3)")
     _require(0 <= desc.l2_promotion <= 3, f"L2 promotion {desc.l2_promotion} is not in 0 to 3")
     _require(0 <= desc.fill <= 1, f"out-of-bounds fill {desc.fill} is neither zero (0) nor NaN (1)")
@@ -279,8 +273,7 @@ def check(desc: Descriptor) -> None:
     span = Swizzle(desc.swizzle).span
     _require(
         desc.swizzle == Swizzle.NONE or inner <= span,
-        f"the box is {inner} B wide, more than the {span} B of its swizzle; narrow the box or take a wider "
-        "swizzle",
+        f"the box is {inner} B wide, more than the {span} B of its swizzle; narrow the box or take a wider swizzle",
     )
 
 
@@ -300,9 +293,7 @@ def replace(data: bytes, field: str, ordinal: int | None, value: int) -> bytes:
     if len(data) == NBYTES and not any(data):
         data = _HEAD + bytes(NBYTES - len(_HEAD))
     _check_tag(data)
-    _require(
-        field in _REPLACEABLE, f"tensormap.replace: no field .{field}; there are {', '.join(_REPLACEABLE)}"
-    )
+    _require(field in _REPLACEABLE, f"tensormap.replace: no field .{field}; there are {', '.join(_REPLACEABLE)}")
     code, offset, ordinals, limit = _REPLACEABLE[field]
     size = struct.calcsize(code)
     if ordinals:

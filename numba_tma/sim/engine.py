@@ -240,15 +240,8 @@ class AsyncEngine:
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r} is none of {', '.join(POLICIES)}")
-        if (
-            shared.dtype != np.uint8
-            or shared.ndim != 2
-            or not shared.flags.c_contiguous
-            or shared.shape[1] % 128
-        ):
-            raise ValueError(
-                "shared must be a contiguous uint8 array (slots, bytes), bytes a multiple of 128"
-            )
+        if shared.dtype != np.uint8 or shared.ndim != 2 or not shared.flags.c_contiguous or shared.shape[1] % 128:
+            raise ValueError("shared must be a contiguous uint8 array (slots, bytes), bytes a multiple of 128")
         self.policy = policy
         self.bytes = dict.fromkeys(KINDS, 0)
         self._shared = shared
@@ -301,9 +294,7 @@ class AsyncEngine:
 
     def issue_bulk_store(self, thread: int, dst: int, src: int, nbytes: int, origin: Any = None) -> None:
         """Shared to global: `nbytes` from offset `src` of the thread's block to `dst`, in its bulk group."""
-        self._bulk_to_global(
-            "bulk_store", "cp.async.bulk.global.shared::cta", thread, dst, src, nbytes, None, origin
-        )
+        self._bulk_to_global("bulk_store", "cp.async.bulk.global.shared::cta", thread, dst, src, nbytes, None, origin)
 
     def issue_bulk_reduce(
         self, thread: int, dst: int, src: int, nbytes: int, op: str, dtype: str, origin: Any = None
@@ -453,9 +444,7 @@ class AsyncEngine:
         text = f"cp.reduce.async.bulk.tensor.{len(coords)}d.global.shared::cta.{op}"
         self._tensor_to_global("tma_reduce", text, thread, tensor_map, coords, src, op, origin)
 
-    def issue_tensor_prefetch(
-        self, thread: int, tensor_map: bytes, coords: Sequence[int], origin: Any = None
-    ) -> None:
+    def issue_tensor_prefetch(self, thread: int, tensor_map: bytes, coords: Sequence[int], origin: Any = None) -> None:
         """Prefetch into L2: the tensor map and the number of coordinates are checked, nothing moves."""
         self._decode(f"cp.async.bulk.prefetch.tensor.{len(coords)}d.L2.global", tensor_map, coords)
 
@@ -515,9 +504,7 @@ class AsyncEngine:
         parts = self._windows(geo, box)
         self._issue(_Operation(kind, text, origin, thread, (own,), geo.nbytes, parts, move, stores=True))
 
-    def _mapped_rows(
-        self, edge: tensor.Region | None, payload: np.ndarray
-    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    def _mapped_rows(self, edge: tensor.Region | None, payload: np.ndarray) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Yield the overhang's places and data; rows of it that lie in no array are left out.
 
         A tensor's last row may end where its array ends; on a GPU the overhang then falls into the
@@ -809,9 +796,7 @@ class AsyncEngine:
         if self.policy != "random" or length <= grain:
             return [(0, length)]
         parts = int(self._rng.integers(1, 5))
-        bounds = sorted(
-            {0, length, *(int(i) * grain for i in self._rng.integers(1, length // grain + 1, parts))}
-        )
+        bounds = sorted({0, length, *(int(i) * grain for i in self._rng.integers(1, length // grain + 1, parts))})
         return list(zip(bounds, bounds[1:], strict=False))
 
     def _windows(self, geo: tensor.Geometry, box: tensor.Window) -> list[tensor.Window]:
@@ -820,9 +805,7 @@ class AsyncEngine:
     def _writable(self, address: int, nbytes: int, text: str) -> np.ndarray:
         view = self._memory.global_view(address, nbytes, f"destination of {text}")
         if not view.flags.writeable:
-            raise SimError(
-                f"destination of {text}: the array at {address:#x} is read-only; map a writable one"
-            )
+            raise SimError(f"destination of {text}: the array at {address:#x} is read-only; map a writable one")
         return view
 
     def _check_tensor(

@@ -59,9 +59,7 @@ class PtxSyntaxError(SimError):
         shown = self.text.expandtabs(1)
         start = max(0, min(self.column - 41, len(shown) - 80))
         caret = " " * max(0, self.column - 1 - start) + "^"
-        return (
-            f"{self.filename}:{self.line}: {self.message}\n  {shown[start : start + 80].rstrip()}\n  {caret}"
-        )
+        return f"{self.filename}:{self.line}: {self.message}\n  {shown[start : start + 80].rstrip()}\n  {caret}"
 
 
 class UnknownInstruction(SimError):

@@ -69,9 +69,7 @@ class Fragment:
 
     __slots__ = ("block", "cache", "dirty", "lanes", "n", "root", "stack", "tired", "values")
 
-    def __init__(
-        self, root: Root, lanes: np.ndarray | None, block: Any, stack: tuple, tired: int = 0
-    ) -> None:
+    def __init__(self, root: Root, lanes: np.ndarray | None, block: Any, stack: tuple, tired: int = 0) -> None:
         self.root = root
         self.lanes = lanes
         self.block = block

@@ -57,9 +57,7 @@ def launch(
     module = parsed(ptx) if isinstance(ptx, str) else ptx
     if entry is None:
         if len(module.entries) != 1:
-            raise LaunchError(
-                f"the module has {len(module.entries)} kernels ({', '.join(module.entries)}); name one"
-            )
+            raise LaunchError(f"the module has {len(module.entries)} kernels ({', '.join(module.entries)}); name one")
         entry = next(iter(module.entries))
     function = module.entries.get(entry)
     if function is None:

@@ -139,9 +139,7 @@ def _ld_param(d: Builder, targets: tuple, source: Address, dtype: np.dtype) -> S
         for k in range(len(targets)):
             first = start + k * dtype.itemsize
             if first + dtype.itemsize > data.size:
-                raise OutOfBounds(
-                    f"parameter {name}+{offset} is read beyond the {data.size} bytes of parameters"
-                )
+                raise OutOfBounds(f"parameter {name}+{offset} is read beyond the {data.size} bytes of parameters")
             constants.append(data[first : first + dtype.itemsize].copy().view(dtype))
         pairs = [(write, value) for write, value in zip(writers, constants, strict=True) if write is not None]
 
@@ -292,9 +290,7 @@ def _mapa(d: Builder, instruction: Instruction) -> Step:
         if int(ranks.max()) >= machine.cluster_size:
             raise SimError(f"mapa to rank {int(ranks.max())} of a cluster of {machine.cluster_size} blocks")
         address = read(fragment) & low
-        write(
-            fragment, address + (ranks.astype(dtype) << dtype.type(CLUSTER_RANK_SHIFT)) + dtype.type(window)
-        )
+        write(fragment, address + (ranks.astype(dtype) << dtype.type(CLUSTER_RANK_SHIFT)) + dtype.type(window))
 
     return Step(run=run)
 

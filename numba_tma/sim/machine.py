@@ -139,16 +139,12 @@ class Machine:
             if min(extents) < 1:
                 raise LaunchError(f"{name} {extents}: every extent must be at least 1")
         if self.threads > MAX_THREADS:
-            raise LaunchError(
-                f"block {self.block} has {self.threads} threads; at most {MAX_THREADS} are allowed"
-            )
+            raise LaunchError(f"block {self.block} has {self.threads} threads; at most {MAX_THREADS} are allowed")
         if self.cluster_size > MAX_CLUSTER:
             raise LaunchError(f"cluster {self.cluster} has {self.cluster_size} blocks; at most {MAX_CLUSTER}")
         for g, c in zip(self.grid, self.cluster, strict=True):
             if g % c:
-                raise LaunchError(
-                    f"grid {self.grid} is not a multiple of cluster {self.cluster} in every extent"
-                )
+                raise LaunchError(f"grid {self.grid} is not a multiple of cluster {self.cluster} in every extent")
 
     def _lay_out_shared(self, dynamic: int) -> None:
         """Addresses of shared variables: those with a size in order, then dynamic shared memory."""
@@ -179,14 +175,10 @@ class Machine:
     def _lay_out_params(self, params: list[bytes]) -> None:
         formals = self.function.params
         if len(params) != len(formals):
-            raise LaunchError(
-                f"{self.function.name} takes {len(formals)} parameters, {len(params)} are given"
-            )
+            raise LaunchError(f"{self.function.name} takes {len(formals)} parameters, {len(params)} are given")
         for i, (formal, data) in enumerate(zip(formals, params, strict=True)):
             if len(data) != formal.size:
-                raise LaunchError(
-                    f"parameter {i} of {self.function.name} has {formal.size} bytes, not {len(data)}"
-                )
+                raise LaunchError(f"parameter {i} of {self.function.name} has {formal.size} bytes, not {len(data)}")
         self.param_offsets, end = _lay_out(formals, 0, 0)
         buffer = np.zeros(end, np.uint8)
         for formal, data in zip(formals, params, strict=True):
@@ -220,9 +212,7 @@ class Machine:
                     )
                 value = (target + relocation.addend) >> relocation.shift & ((1 << 8 * relocation.nbytes) - 1)
                 place = slice(relocation.offset, relocation.offset + relocation.nbytes)
-                arrays[variable.name][place] = np.frombuffer(
-                    value.to_bytes(relocation.nbytes, "little"), np.uint8
-                )
+                arrays[variable.name][place] = np.frombuffer(value.to_bytes(relocation.nbytes, "little"), np.uint8)
 
     def run(self, max_steps: int) -> Report:
         """Execute the whole grid."""
@@ -261,9 +251,7 @@ class Machine:
         self.scheduler.run()
         for slot in range(count):
             for line in self.engine.retire_block(slot):
-                self.report_hazard(
-                    "exit-with-copies-in-flight", f"block {self.block_name(slot)}: {line}", None
-                )
+                self.report_hazard("exit-with-copies-in-flight", f"block {self.block_name(slot)}: {line}", None)
 
     def _place_blocks(self, first: int, count: int) -> None:
         """Coordinates of the resident blocks; the blocks of a cluster follow each other."""
@@ -280,9 +268,7 @@ class Machine:
         moved = dict(self.engine.bytes)
         for key, counts in (("ld", self.loaded), ("st", self.stored), ("atom", self.atomic)):
             moved[f"{key}_global"], moved[f"{key}_shared"] = counts[0] + counts[4], counts[1]
-        return Report(
-            self.instructions, self.lane_instructions, self.steps, moved, self.hazards, self.output.text()
-        )
+        return Report(self.instructions, self.lane_instructions, self.steps, moved, self.hazards, self.output.text())
 
     # Memory
 
@@ -305,9 +291,7 @@ class Machine:
         if self.local_stride < self.local_size:
             stride = -(-self.local_size // 16) * 16
             grown = np.full((self.slots * self.threads, stride), POISON, np.uint8)
-            grown[:, : self.local_stride] = (
-                self._local.reshape(-1, self.local_stride) if self._local.size else POISON
-            )
+            grown[:, : self.local_stride] = self._local.reshape(-1, self.local_stride) if self._local.size else POISON
             self._local, self.local_stride = grown, stride
         return self._local.reshape(-1).view(dtype)
 
@@ -351,17 +335,11 @@ class Machine:
             self.local_view(np.dtype(np.uint8))
             start = address - LOCAL_WINDOW
             if start + nbytes > self.local_size:
-                raise SimError(
-                    f"{what}: {nbytes} bytes at local address {start:#x}: a thread has {self.local_size}"
-                )
+                raise SimError(f"{what}: {nbytes} bytes at local address {start:#x}: a thread has {self.local_size}")
             return self._local[slot * self.threads + thread, start : start + nbytes]
         if address >> 32 == SHARED_WINDOW >> 32:
             start = address - SHARED_WINDOW & (WINDOW_SIZE - 1)
-            target = (
-                slot // self.cluster_size * self.cluster_size + (start >> 24)
-                if self.cluster_size > 1
-                else slot
-            )
+            target = slot // self.cluster_size * self.cluster_size + (start >> 24) if self.cluster_size > 1 else slot
             return self.shared[target, start & 0xFFFFFF :][:nbytes]
         if PARAM_WINDOW <= address < PARAM_WINDOW + self.params.size:
             return self.params.buffer[address - PARAM_WINDOW :][:nbytes]

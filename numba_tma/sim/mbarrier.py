@@ -82,9 +82,7 @@ class BarrierMemory:
     def store(self, index: int, phase: int, tx: int, arrivals: int, pending: int) -> None:
         """Write a barrier; its phase completes here when nothing is pending."""
         if not -MAX_TX <= tx <= MAX_TX:
-            raise SimError(
-                f"transaction count {tx} of the mbarrier ({self.where(index)}) is beyond ±{MAX_TX}"
-            )
+            raise SimError(f"transaction count {tx} of the mbarrier ({self.where(index)}) is beyond ±{MAX_TX}")
         if pending == 0 and tx == 0:
             phase, pending = phase ^ 1, arrivals
             if self.machine.observer is not None:
@@ -146,18 +144,12 @@ class BarrierMemory:
             parts.append(f"{tx} bytes missing")
         if tx < 0:
             parts.append(f"{-tx} bytes more than expected")
-        return (
-            f"mbarrier ({self.where(index)}), in a phase of parity {phase}: {', '.join(parts) or 'complete'}"
-        )
+        return f"mbarrier ({self.where(index)}), in a phase of parity {phase}: {', '.join(parts) or 'complete'}"
 
 
 def _barrier_index(d: Builder, operand: Any, modifiers: tuple[str, ...]) -> Any:
     """A function from a fragment to the word of each lane's barrier: one element or one for each lane."""
-    space = (
-        "shared"
-        if "shared" in modifiers or "shared::cta" in modifiers or "shared::cluster" in modifiers
-        else ""
-    )
+    space = "shared" if "shared" in modifiers or "shared::cta" in modifiers or "shared::cluster" in modifiers else ""
     register, offset, space = d.address(operand, space or "generic")
     machine = d.machine
     generic = space == "generic"

@@ -42,9 +42,7 @@ class Segment:
 
     __slots__ = ("base", "buffer", "kind", "name", "owner", "size", "writable", "_views")
 
-    def __init__(
-        self, base: int, buffer: np.ndarray, name: str, kind: str = "global", owner: Any = None
-    ) -> None:
+    def __init__(self, base: int, buffer: np.ndarray, name: str, kind: str = "global", owner: Any = None) -> None:
         self.base = base
         self.buffer = buffer
         self.size = buffer.size
@@ -144,9 +142,7 @@ class GlobalMemory:
             raise OutOfBounds(f"{what}: {nbytes} bytes at {address:#x}: {self.nearest(address)}")
         if address + nbytes > segment.base + segment.size:
             over = address + nbytes - segment.base - segment.size
-            raise OutOfBounds(
-                f"{what}: {nbytes} bytes at {address:#x} end {over} bytes past {segment.describe()}"
-            )
+            raise OutOfBounds(f"{what}: {nbytes} bytes at {address:#x} end {over} bytes past {segment.describe()}")
         return segment
 
     def global_view(self, address: int, nbytes: int, what: str = "access") -> np.ndarray:

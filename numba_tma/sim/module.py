@@ -159,9 +159,7 @@ class PredicatePair:
     second: Register | Sink
 
 
-Operand = (
-    Register | Immediate | Symbol | Address | Vector | TensorOperand | Label | Sink | Negated | PredicatePair
-)
+Operand = Register | Immediate | Symbol | Address | Vector | TensorOperand | Label | Sink | Negated | PredicatePair
 
 
 @dataclass(slots=True)

@@ -239,11 +239,7 @@ class _Parser:
         self.index += 1
         text = self.texts[self.index]
         parts = text.split(".")
-        if (
-            self.kinds[self.index] != FLOAT
-            or len(parts) != 2
-            or not all(p.isdigit() and len(p) < 5 for p in parts)
-        ):
+        if self.kinds[self.index] != FLOAT or len(parts) != 2 or not all(p.isdigit() and len(p) < 5 for p in parts):
             self.expected("a version such as 8.0")
         self.index += 1
         return int(parts[0]), int(parts[1])
@@ -505,9 +501,7 @@ class _Parser:
             size *= max(extent, 0)
         limit = MAX_VARIABLE_BYTES.get(variable.space, 1 << 16)
         if size > limit:
-            self.fail(
-                f".{variable.space} variable {variable.name} of {size} bytes; the limit is {limit}", place
-            )
+            self.fail(f".{variable.space} variable {variable.name} of {size} bytes; the limit is {limit}", place)
         return size
 
     def initializer(self, variable: Variable, shape: list[int], kind: str, lanes: int, place: int) -> None:
@@ -553,9 +547,7 @@ class _Parser:
                 counts[-1] += 1
                 extent = extents[level - 1]
                 if 0 <= extent <= counts[-1]:
-                    self.fail(
-                        f"initialiser of {variable.name} has more than {extent} elements", self.index - 1
-                    )
+                    self.fail(f"initialiser of {variable.name} has more than {extent} elements", self.index - 1)
                 offset = bases[-1] + counts[-1] * strides[level - 1]
                 break
             else:
@@ -565,9 +557,7 @@ class _Parser:
         if not extents and len(data) > width:
             self.fail(f"{variable.name} is no array", place)
 
-    def initial_value(
-        self, kind: str, width: int, offset: int, data: bytearray, relocations: list[Relocation]
-    ) -> None:
+    def initial_value(self, kind: str, width: int, offset: int, data: bytearray, relocations: list[Relocation]) -> None:
         """One element: a number, `symbol[+n]`, `generic(symbol)[+n]`, or `mask(symbol)`."""
         self.skipped += max(0, offset - len(data))
         if self.skipped > MAX_INITIALIZER_ZEROS:
@@ -1028,9 +1018,7 @@ class _Parser:
                 self.fail(f"{found.name} is no vector, so it has no component .{component}", place)
             return self.scalar(found.name, found.type)
         if component is None:
-            names = [
-                f"{found.name}.{'xyzw'[i]}" if i < 4 else f"{found.name}.{i}" for i in range(found.elements)
-            ]
+            names = [f"{found.name}.{'xyzw'[i]}" if i < 4 else f"{found.name}.{i}" for i in range(found.elements)]
             return Vector(tuple(self.scalar(name, found.type) for name in names))
         number = _COMPONENTS.get(component, 99)
         if number >= found.elements:
@@ -1048,9 +1036,7 @@ class _Parser:
     def special_register(self, name: str, component: str | None, place: int) -> Operand:
         if component is None and name in SPECIAL_WITH_COMPONENTS:
             return Vector(tuple(self.special_register(name, axis, place) for axis in "xyz"))
-        if component is not None and (
-            name not in SPECIAL_WITH_COMPONENTS or component not in ("x", "y", "z", "w")
-        ):
+        if component is not None and (name not in SPECIAL_WITH_COMPONENTS or component not in ("x", "y", "z", "w")):
             self.fail(f"special register {name} has no component .{component}", place)
         key = (name, component)
         register = self.registers.get(key)

@@ -66,12 +66,7 @@ def format_text(template: bytes, fetch: object, string: object) -> str:
         if kind == b"%":
             out.append("%")
             continue
-        spec = (
-            "%"
-            + flags.decode()
-            + width.decode()
-            + (f".{precision.decode()}" if precision is not None else "")
-        )
+        spec = "%" + flags.decode() + width.decode() + (f".{precision.decode()}" if precision is not None else "")
         if kind in b"eEfFgGaA":
             value = fetch(8).view(np.float64).item()
             out.append(float.hex(value) if kind in b"aA" else (spec + kind.decode()) % value)
@@ -98,9 +93,7 @@ def _vprintf(machine: Machine, fragment: Fragment, arguments: list[np.ndarray]) 
     formats, lists = arguments
     counts = np.empty(fragment.n, np.int32)
     templates: dict[int, bytes] = {}
-    lanes = zip(
-        formats.tolist(), lists.tolist(), fragment.slot.tolist(), fragment.thread.tolist(), strict=True
-    )
+    lanes = zip(formats.tolist(), lists.tolist(), fragment.slot.tolist(), fragment.thread.tolist(), strict=True)
     for lane, (address, place, slot, thread) in enumerate(lanes):
         template = templates.get(address)
         if template is None:
@@ -124,9 +117,7 @@ def _assertfail(machine: Machine, fragment: Fragment, arguments: list[np.ndarray
     slot, thread = int(fragment.slot[0]), int(fragment.thread[0])
     message, file, line, function = (int(a[0]) for a in arguments[:4])
     texts = [_string(machine, a, slot, thread).decode("utf-8", "replace") for a in (message, file, function)]
-    raise Trap(
-        f"device assertion failed: {texts[0]} ({texts[1]}:{line}, {texts[2]}); {machine.lane_name(fragment, 0)}"
-    )
+    raise Trap(f"device assertion failed: {texts[0]} ({texts[1]}:{line}, {texts[2]}); {machine.lane_name(fragment, 0)}")
 
 
 def _malloc(machine: Machine, fragment: Fragment, arguments: list[np.ndarray]) -> np.ndarray:

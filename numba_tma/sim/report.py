@@ -79,9 +79,7 @@ def waiting_report(machine: Machine, scheduler: Scheduler) -> str:
         note(fragment, ["runs"] * fragment.n)
     lines = []
     for (place, text), count in sorted(rows.items(), key=lambda row: members[row[0]][0]):
-        lines.append(
-            f"{_who(machine, members[place, text])}: {count} thread{'s' * (count > 1)} at {place}: {text}"
-        )
+        lines.append(f"{_who(machine, members[place, text])}: {count} thread{'s' * (count > 1)} at {place}: {text}")
     if len(lines) > _MAX_LINES:
         lines[_MAX_LINES:] = [f"… and {len(lines) - _MAX_LINES} more groups of threads"]
     flying = machine.engine.outstanding()

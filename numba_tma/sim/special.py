@@ -68,9 +68,7 @@ def special_register(machine: Machine, program: Program, operand: Register) -> i
         "lanemask_ge": lambda root: _lanemask(root, lambda lane: ~((np.uint64(1) << lane) - np.uint64(1))),
     }
     if name not in builders:
-        raise UnknownInstruction(
-            f"special register {operand.name} can be read by mov only, or is not simulated"
-        )
+        raise UnknownInstruction(f"special register {operand.name} can be read by mov only, or is not simulated")
     return program.static(("special", full), builders[name], 32)
 
 
@@ -103,9 +101,7 @@ def _cycles(machine: Machine) -> int:
     return machine.steps * _CYCLES_PER_STEP + machine.clock_ns
 
 
-def _number(
-    dtype: Any, shift: int, value: Callable[[Machine], int]
-) -> Callable[[Machine, Fragment], np.ndarray]:
+def _number(dtype: Any, shift: int, value: Callable[[Machine], int]) -> Callable[[Machine, Fragment], np.ndarray]:
     mask = (1 << 8 * np.dtype(dtype).itemsize) - 1
 
     def read(machine: Machine, fragment: Fragment) -> np.ndarray:

@@ -120,8 +120,7 @@ def split(geo: Geometry, parts: int) -> list[Window]:
         return values[:dim] + (value,) + values[dim + 1 :]
 
     return [
-        Window(put(box.start, low), put(box.count, high - low))
-        for low, high in zip(bounds, bounds[1:], strict=False)
+        Window(put(box.start, low), put(box.count, high - low)) for low, high in zip(bounds, bounds[1:], strict=False)
     ]
 
 
@@ -259,11 +258,7 @@ def _chunks(dst: int, geo: Geometry, window: Window) -> np.ndarray | slice:
     per_row = geo.row_bytes // CHUNK
     if window.count != geo.extents:
         first, last = _linear_range(geo, window, per_row)
-        chunks = (
-            slice(chunks.start + first, chunks.start + last)
-            if isinstance(chunks, slice)
-            else chunks[first:last]
-        )
+        chunks = slice(chunks.start + first, chunks.start + last) if isinstance(chunks, slice) else chunks[first:last]
     if isinstance(chunks, slice):
         return slice(chunks.start + base, chunks.stop + base)
     return chunks + base

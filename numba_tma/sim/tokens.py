@@ -54,9 +54,7 @@ class Tokens:
         self.texts: list[str] = []
         self.starts: list[int] = []
         if len(text) > MAX_TEXT:
-            raise PtxSyntaxError(
-                f"PTX text of {len(text)} characters; the limit is {MAX_TEXT}", filename, 1, 1, ""
-            )
+            raise PtxSyntaxError(f"PTX text of {len(text)} characters; the limit is {MAX_TEXT}", filename, 1, 1, "")
         self._split()
 
     def _split(self) -> None:
@@ -102,6 +100,4 @@ class Tokens:
         start = self.text.rfind("\n", 0, position) + 1
         stop = self.text.find("\n", position)
         line = self.text[start : stop if stop >= 0 else len(self.text)]
-        raise PtxSyntaxError(
-            message, self.filename, self.line_of(position), position - start + 1, line[:4000]
-        )
+        raise PtxSyntaxError(message, self.filename, self.line_of(position), position - start + 1, line[:4000])

@@ -97,9 +97,7 @@ def integers(width: int, count: int, arity: int, seed: int = 0) -> list[np.ndarr
     rng = random.Random(SEED + seed)
     edges = EDGES[width]
     rows = [[x] * arity for x in edges]
-    rows += [
-        [x, y] + [rng.choice(edges) for _ in range(arity - 2)] for x in edges for y in edges if arity > 1
-    ]
+    rows += [[x, y] + [rng.choice(edges) for _ in range(arity - 2)] for x in edges for y in edges if arity > 1]
     rows += [[rng.getrandbits(rng.randint(1, width)) for _ in range(arity)] for _ in range(count)]
     return [np.array(column, f"u{width // 8}") for column in zip(*rows, strict=True)]
 
@@ -169,9 +167,7 @@ def test_multiply_add(kind):
 
     registers = f"d:b{width} a:b{width} b:b{width} c:b{width}"
     rows = values(a, b, c)
-    expect(
-        run(f"mad.lo.{kind} d, a, b, c;", registers, a=a, b=b, c=c), [x * y + z for x, y, z in rows], width
-    )
+    expect(run(f"mad.lo.{kind} d, a, b, c;", registers, a=a, b=b, c=c), [x * y + z for x, y, z in rows], width)
     expected = [(x * y >> width) + z for x, y, z in rows]
     expect(run(f"mad.hi.{kind} d, a, b, c;", registers, a=a, b=b, c=c), expected, width)
     expected = [abs(x - y) + z for x, y, z in rows]
@@ -239,9 +235,7 @@ def test_carry_chains(width):
         assert [bool(x) for x in out] == [not 0 <= x < 1 << 2 * width for x in expected]
     low, carry = run(f"mad.lo.cc.{kind} d, a, b, c;", registers, a=a0, b=b0, c=a1)
     high, out = run(f"madc.hi.cc.{kind} d, a, b, c;", registers, a=a0, b=b0, c=b1, **{"%cc": carry})
-    expected = [
-        int(x) * int(y) + (int(z) | int(w) << width) for x, y, z, w in zip(a0, b0, a1, b1, strict=True)
-    ]
+    expected = [int(x) * int(y) + (int(z) | int(w) << width) for x, y, z, w in zip(a0, b0, a1, b1, strict=True)]
     expect(low, expected, width)
     expect(high, [x >> width for x in expected], width)
     assert [bool(x) for x in out] == [x >> 2 * width != 0 for x in expected]
@@ -278,9 +272,7 @@ def test_funnel_shift(mode):
         for x, y, z in zip(a, b, n, strict=True)
     ]
     registers = "d:b32 a:b32 b:b32 n:b32"
-    expect(
-        run(f"shf.l.{mode}.b32 d, a, b, n;", registers, a=a, b=b, n=n), [x << s >> 32 for x, s in rows], 32
-    )
+    expect(run(f"shf.l.{mode}.b32 d, a, b, n;", registers, a=a, b=b, n=n), [x << s >> 32 for x, s in rows], 32)
     expect(run(f"shf.r.{mode}.b32 d, a, b, n;", registers, a=a, b=b, n=n), [x >> s for x, s in rows], 32)
 
 
@@ -292,9 +284,7 @@ def test_bit_fields(kind):
     position = np.array(
         [rng.choice([0, 1, 5, 31, 32, 63, 64, 255, 256, 300, rng.getrandbits(32)]) for _ in a], np.uint32
     )
-    length = np.array(
-        [rng.choice([0, 1, 7, 31, 32, 33, 63, 64, 255, 257, rng.getrandbits(32)]) for _ in a], np.uint32
-    )
+    length = np.array([rng.choice([0, 1, 7, 31, 32, 33, 63, 64, 255, 257, rng.getrandbits(32)]) for _ in a], np.uint32)
 
     def extract(x, p, n):
         p, n = p & 255, n & 255
@@ -341,9 +331,7 @@ def test_permute_bytes():
 
     def pick(x, y, selectors):
         data = (x | y << 32).to_bytes(8, "little")
-        return sum(
-            (data[s & 7] if s < 8 else 255 * (data[s & 7] >> 7)) << 8 * i for i, s in enumerate(selectors)
-        )
+        return sum((data[s & 7] if s < 8 else 255 * (data[s & 7] >> 7)) << 8 * i for i, s in enumerate(selectors))
 
     modes = {
         "": lambda c: [c >> 4 * i & 15 for i in range(4)],
@@ -367,13 +355,9 @@ def test_look_up_logic():
             sum((table >> ((x >> i & 1) << 2 | (y >> i & 1) << 1 | z >> i & 1) & 1) << i for i in range(32))
             for x, y, z in rows
         ]
-        expect(
-            run(f"lop3.b32 d, a, b, c, {table:#x};", "d:b32 a:b32 b:b32 c:b32", a=a, b=b, c=c), expected, 32
-        )
+        expect(run(f"lop3.b32 d, a, b, c, {table:#x};", "d:b32 a:b32 b:b32 c:b32", a=a, b=b, c=c), expected, 32)
     q = np.arange(len(a)) % 2 == 0
-    value, p = run(
-        "lop3.or.b32 d|p, a, b, c, 0x80, q;", "d:b32 p:pred q:pred a:b32 b:b32 c:b32", a=a, b=b, c=c, q=q
-    )
+    value, p = run("lop3.or.b32 d|p, a, b, c, 0x80, q;", "d:b32 p:pred q:pred a:b32 b:b32 c:b32", a=a, b=b, c=c, q=q)
     expect(value, [x & y & z for x, y, z in rows], 32)
     assert [bool(x) for x in p] == [x & y & z != 0 or bool(w) for (x, y, z), w in zip(rows, q, strict=True)]
 
@@ -429,8 +413,7 @@ def test_dot_products(first, second):
 
     def dot(width, chosen):
         return [
-            sum(p * q for p, q in zip(parts(x, width, first), parts(y, 8, second)[chosen], strict=True))
-            + int(z)
+            sum(p * q for p, q in zip(parts(x, width, first), parts(y, 8, second)[chosen], strict=True)) + int(z)
             for x, y, z in zip(a, b, c, strict=True)
         ]
 
@@ -472,9 +455,7 @@ def test_video_instructions():
     def expected(function, width, kind, accumulates):
         results = []
         for x, y, z in zip(a, b, c, strict=True):
-            values = [
-                function(p, q) for p, q in zip(lanes(x, width, kind), lanes(y, width, kind), strict=True)
-            ]
+            values = [function(p, q) for p, q in zip(lanes(x, width, kind), lanes(y, width, kind), strict=True)]
             if accumulates:
                 results.append(sum(values) + int(z))
             else:
@@ -651,9 +632,7 @@ def test_zero_sums_and_signs():
     down = run("add.rm.f32 d, a, b;", "d:f32 a:f32 b:f32", a=a, b=b)
     assert list(np.signbit(nearest)) == [False, True, False, False, False] and not nearest.any()
     assert list(np.signbit(down)) == [False, True, True, True, True] and not down.any()
-    fused = run(
-        "fma.rm.f64 d, a, c, b;", "d:f64 a:f64 b:f64 c:f64", a=a.astype("f8"), b=b.astype("f8"), c=np.ones(5)
-    )
+    fused = run("fma.rm.f64 d, a, c, b;", "d:f64 a:f64 b:f64 c:f64", a=a.astype("f8"), b=b.astype("f8"), c=np.ones(5))
     assert list(np.signbit(fused)) == [False, True, True, True, True]
 
 
@@ -806,13 +785,9 @@ def test_signs_and_classes():
 def test_float_to_integer(target, source):
     dtype = FLOAT_DTYPES[source]
     (a,) = floats(source, 300, 1)
-    wide = np.float64(
-        [0.5, 1.5, 2.5, -0.5, -1.5, 127.5, 255.5, 2.0**31, -(2.0**31), 2.0**32, 2.0**63, -(2.0**63)]
-    )
+    wide = np.float64([0.5, 1.5, 2.5, -0.5, -1.5, 127.5, 255.5, 2.0**31, -(2.0**31), 2.0**32, 2.0**63, -(2.0**63)])
     near = np.float64([2.0**31 - 0.5, 2.0**32 - 0.5, 2.0**63 - 1024, 2.0**64, 2.0**64 - 2048, 1e30, -1e30])
-    a = np.concatenate(
-        [a, wide.astype(dtype), near.astype(dtype), np.array([np.inf, -np.inf, np.nan]).astype(dtype)]
-    )
+    a = np.concatenate([a, wide.astype(dtype), near.astype(dtype), np.array([np.inf, -np.inf, np.nan]).astype(dtype)])
     width, sign = int(target[1:]), target[0] == "s"
     low, high = (-(1 << width - 1), (1 << width - 1) - 1) if sign else (0, (1 << width) - 1)
     register = max(width, 16)
@@ -864,9 +839,7 @@ def test_float_to_float(target, source):
             run(text, widths, a=bits), [rounded(exact(x), target, mode or "rn") for x in a], target, text, [a]
         )
     special = np.array([np.inf, -np.inf, np.nan]).astype(a.dtype).view(bits.dtype)
-    result = run(f"cvt{'.rn' * narrows}.{target}.{source} d, a;", widths, a=special).view(
-        FLOAT_DTYPES[target]
-    )
+    result = run(f"cvt{'.rn' * narrows}.{target}.{source} d, a;", widths, a=special).view(FLOAT_DTYPES[target])
     assert np.array_equal(result.astype(float), [np.inf, -np.inf, np.nan], equal_nan=True)
 
 
@@ -899,9 +872,7 @@ def test_rounding_to_whole_floats():
     a = np.float32([0.5, 1.5, -0.5, -1.5, 2.4, -2.6, 1e20, np.inf, -0.0])
     for mode, reference in (("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor), ("rpi", np.ceil)):
         result = run(f"cvt.{mode}.f32.f32 d, a;", "d:f32 a:f32", a=a)
-        assert np.array_equal(result, reference(a)) and np.array_equal(
-            np.signbit(result), np.signbit(reference(a))
-        )
+        assert np.array_equal(result, reference(a)) and np.array_equal(np.signbit(result), np.signbit(reference(a)))
     result = run("cvt.sat.f32.f32 d, a;", "d:f32 a:f32", a=np.float32([-1, 0.25, 2, np.nan, -0.0]))
     assert result.tolist() == [0, 0.25, 1, 0, 0] and not np.signbit(result).any()
 
@@ -916,17 +887,13 @@ def test_eight_bit_floats(kind):
     rng = np.random.default_rng(SEED)
     values = np.float32(rng.standard_normal(4000) * 2.0 ** rng.integers(-18, 17, 4000))
     largest = float(ml_dtypes.finfo(dtype).max)
-    values = np.concatenate(
-        [values, np.float32([largest, 1e9, -1e9, np.inf, -np.inf, 0.0, -0.0, 2.0**-9, 2.0**-10])]
-    )
+    values = np.concatenate([values, np.float32([largest, 1e9, -1e9, np.inf, -np.inf, 0.0, -0.0, 2.0**-9, 2.0**-10])])
     result = run(f"cvt.rn.satfinite.{kind}x2.f32 d, a, b;", "d:b16 a:f32 b:f32", a=values, b=values[::-1])
     wanted = np.clip(values, -largest, largest).astype(dtype).view(np.uint8)
     assert np.array_equal(result >> 8, wanted)
     assert np.array_equal(result & 255, wanted[::-1])
     nan = np.full(2, np.nan, np.float32)
-    assert set(
-        (run(f"cvt.rn.satfinite.{kind}x2.f32 d, a, b;", "d:b16 a:f32 b:f32", a=nan, b=nan)).tolist()
-    ) == {0x7F7F}
+    assert set((run(f"cvt.rn.satfinite.{kind}x2.f32 d, a, b;", "d:b16 a:f32 b:f32", a=nan, b=nan)).tolist()) == {0x7F7F}
 
 
 def test_packed_conversion_puts_the_first_source_above():
@@ -935,16 +902,12 @@ def test_packed_conversion_puts_the_first_source_above():
     assert result.tolist() == [0x3C004000, 0x7C008000, 0xC0007FFF]
     relu = run("cvt.rn.relu.satfinite.f16x2.f32 d, a, b;", "d:b32 a:f32 b:f32", a=a, b=b)
     assert relu.tolist() == [0x3C004000, 0x7BFF0000, 0x00007FFF]
-    result = run(
-        "cvt.rz.bf16x2.f32 d, a, b;", "d:b32 a:f32 b:f32", a=np.float32([1.999]), b=np.float32([-1.999])
-    )
+    result = run("cvt.rz.bf16x2.f32 d, a, b;", "d:b32 a:f32 b:f32", a=np.float32([1.999]), b=np.float32([-1.999]))
     assert result.tolist() == [0x3FFFBFFF]
 
 
 def test_tf32():
-    a = np.array(
-        [0x3F800FFF, 0x3F801000, 0x3F803000, 0xBF801000, 0x7F800000, 0x7FC00000, 0x7F7FFFFF], np.uint32
-    )
+    a = np.array([0x3F800FFF, 0x3F801000, 0x3F803000, 0xBF801000, 0x7F800000, 0x7FC00000, 0x7F7FFFFF], np.uint32)
     away = run("cvt.rna.tf32.f32 d, a;", "d:b32 a:b32", a=a)
     even = run("cvt.rn.tf32.f32 d, a;", "d:b32 a:b32", a=a)
     assert away.tolist() == [
@@ -1015,9 +978,7 @@ def test_integer_comparisons():
     a, b = integers(32, 200, 2)
     rows = [(int(x), int(y)) for x, y in zip(a, b, strict=True)]
     registers = "p:pred q:pred c:pred a:b32 b:b32"
-    assert run("setp.lt.s32 p, a, b;", registers, a=a, b=b).tolist() == [
-        signed(x, 32) < signed(y, 32) for x, y in rows
-    ]
+    assert run("setp.lt.s32 p, a, b;", registers, a=a, b=b).tolist() == [signed(x, 32) < signed(y, 32) for x, y in rows]
     assert run("setp.hs.u32 p, a, b;", registers, a=a, b=b).tolist() == [x >= y for x, y in rows]
     c = np.arange(len(a)) % 2 == 0
     for join, function in (
@@ -1095,9 +1056,9 @@ def test_scalars_broadcast():
     assert run("mad.lo.u32 d, a, b, 1;", "d:b32 a:b32 b:b32", a=lanes, b=uniform).tolist() == [
         3 * x + 1 for x in range(8)
     ]
-    assert run(
-        "selp.b32 d, a, b, p;", "d:b32 a:b32 b:b32 p:pred", a=lanes, b=uniform, p=lanes > 4
-    ).tolist() == [3] * 5 + [5, 6, 7]
+    assert run("selp.b32 d, a, b, p;", "d:b32 a:b32 b:b32 p:pred", a=lanes, b=uniform, p=lanes > 4).tolist() == [
+        3
+    ] * 5 + [5, 6, 7]
     assert int(np.ravel(run("add.u32 d, a, a;", "d:b32 a:b32", a=uniform))[0]) == 6
 
 

@@ -78,10 +78,7 @@ def _float_cases() -> list[str]:
             cases.append(f"sqrt.{mode}.{kind} {r}d, {r}a;")
             cases += [f"cvt.{mode}.{kind}.{i} {r}d, {s}a;" for i, s in (("s64", "l"), ("u64", "l"))]
         cases += [f"{name}.{kind} {r}d, {r}a, {r}b;" for name in ("min", "max", "copysign")]
-        cases += [
-            f"set.{name}.u32.{kind} wd, {r}a, {r}b;"
-            for name in ("eq", "ne", "ltu", "geu", "equ", "neu", "nan")
-        ]
+        cases += [f"set.{name}.u32.{kind} wd, {r}a, {r}b;" for name in ("eq", "ne", "ltu", "geu", "equ", "neu", "nan")]
         for mode in ("rni", "rzi", "rmi", "rpi"):
             for target, t in (("s16", "h"), ("s32", "w"), ("u32", "w"), ("s64", "l"), ("u64", "l")):
                 cases.append(f"cvt.{mode}.{target}.{kind} {t}d, {r}a;")
@@ -138,9 +135,7 @@ CASES = [*_integer_cases(), *_float_cases(), *APPROXIMATE]
 
 def _module(cases: list[str]) -> str:
     """One kernel that runs every case on 4096 lanes; each operand and result has 8 bytes a lane."""
-    registers = "\n".join(
-        f"  .reg .{kind} {letter}{name};" for letter, kind in _TYPES.items() for name in "abcd"
-    )
+    registers = "\n".join(f"  .reg .{kind} {letter}{name};" for letter, kind in _TYPES.items() for name in "abcd")
     lines = [
         ".version 8.6\n.target sm_90a\n.address_size 64",
         ".visible .entry cases(.param .u64 inputs, .param .u64 results)\n{",
@@ -155,14 +150,10 @@ def _module(cases: list[str]) -> str:
         words = case.replace(",", " ").replace(";", " ").split()[1:]
         for word in dict.fromkeys(words[1:]):
             if word[0] in _WIDTHS and word[1:] in ("a", "b", "c"):
-                lines.append(
-                    f"  ld.global.b{_WIDTHS[word[0]]} {word}, [inputs_at+{'abc'.index(word[1]) * 8 * LANES}];"
-                )
+                lines.append(f"  ld.global.b{_WIDTHS[word[0]]} {word}, [inputs_at+{'abc'.index(word[1]) * 8 * LANES}];")
         lines.append(f"  {case}")
         lines.append(f"  st.global.b{_WIDTHS[words[0][0]]} [results_at], {words[0]};")
-        lines.append(
-            f"  add.u64 inputs_at, inputs_at, {3 * 8 * LANES}; add.u64 results_at, results_at, {8 * LANES};"
-        )
+        lines.append(f"  add.u64 inputs_at, inputs_at, {3 * 8 * LANES}; add.u64 results_at, results_at, {8 * LANES};")
     return "\n".join([*lines, "  ret;\n}\n"])
 
 

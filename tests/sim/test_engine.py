@@ -91,9 +91,7 @@ def swizzled(address: int, swizzle: int) -> int:
     return address // 128 * 128 + chunk * 16 + address % 16
 
 
-def random_tensor(
-    rng: np.random.Generator, dtype: DataType | None = None
-) -> tuple[Descriptor, tuple[int, ...]]:
+def random_tensor(rng: np.random.Generator, dtype: DataType | None = None) -> tuple[Descriptor, tuple[int, ...]]:
     dtype = DataType(int(rng.integers(13))) if dtype is None else dtype
     rank = int(rng.integers(1, 6))
     most = (0, 64, 12, 6, 4, 3)[rank]
@@ -112,9 +110,7 @@ def random_tensor(
     )
     fill = Fill(int(rng.integers(2))) if dtype.is_float else Fill.ZERO
     steps = tuple(int(n) for n in rng.integers(1, 3, rank))
-    return Descriptor(
-        dtype, BASE + 4096, sizes, tuple(strides), box, steps, swizzle=swizzle, fill=fill
-    ), coords
+    return Descriptor(dtype, BASE + 4096, sizes, tuple(strides), box, steps, swizzle=swizzle, fill=fill), coords
 
 
 def elements(desc: Descriptor, coords: tuple[int, ...], shared: int):
@@ -256,9 +252,7 @@ def reduced(op: str, dtype: type, old: bytes, new: bytes) -> bytes:
         }[op]
         return (value % (1 << 8 * len(old))).to_bytes(len(old), "little")
     a, b = float(a), float(b)
-    return (
-        np.array({"add": a + b, "min": min(a, b), "max": max(a, b)}[op], np.float64).astype(dtype).tobytes()
-    )
+    return np.array({"add": a + b, "min": min(a, b), "max": max(a, b)}[op], np.float64).astype(dtype).tobytes()
 
 
 @pytest.mark.parametrize(("dtype", "ops"), REDUCTIONS)
@@ -278,9 +272,7 @@ def test_tensor_reductions(dtype, ops):
             if target is not None:
                 old = expected[target : target + nbytes].tobytes()
                 new = bench.shared[0, offset : offset + nbytes].tobytes()
-                expected[target : target + nbytes] = np.frombuffer(
-                    reduced(op, NUMPY[dtype], old, new), np.uint8
-                )
+                expected[target : target + nbytes] = np.frombuffer(reduced(op, NUMPY[dtype], old, new), np.uint8)
         bench.engine.issue_tensor_reduce(5, descriptor.encode(desc), coords, src, op)
         bench.settle()
         assert np.array_equal(bench.memory.array, expected), (desc, coords, src, op)
@@ -351,9 +343,7 @@ def test_bulk_copies(policy):
     shared[0, 12288:12800] = add.view(np.uint8)
     memory[16384 : 16384 + 2048] = shared[2, 512 : 512 + 2048]
     memory[32768 : 32768 + 800] ^= shared[1, 8192 : 8192 + 800]
-    largest = np.maximum(
-        memory[40960 : 40960 + 800].view(np.int64), shared[1, 8192 : 8192 + 800].view(np.int64)
-    )
+    largest = np.maximum(memory[40960 : 40960 + 800].view(np.int64), shared[1, 8192 : 8192 + 800].view(np.int64))
     memory[40960 : 40960 + 800] = largest.view(np.uint8)
     assert np.array_equal(bench.shared, shared)
     assert np.array_equal(bench.memory.array, memory)

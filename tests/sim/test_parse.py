@@ -128,9 +128,7 @@ def test_initialisers():
         (2, 8, 0),
         (3, 16, 16),
     ]
-    assert (
-        found["e"].init.hex() == "0000803f" + "00000040" + "00000000" + "000040c0" and found["e"].size == 24
-    )
+    assert found["e"].init.hex() == "0000803f" + "00000040" + "00000000" + "000040c0" and found["e"].size == 24
     assert found["f64"].init.hex() == "000000000000f83f"
     assert found["v"].init.hex() == "01000000020000000300000004000000" and found["v"].align == 16
     assert found["g"].shape == (5,) and found["g"].size == 20
@@ -141,9 +139,7 @@ def test_initialisers():
         (0,),
     )
     assert found["i"].size == found["j"].size == 8 and found["j"].space == "shared"
-    assert found["k2"].shape == (3, 2) and found["k2"].init.hex() == "".join(
-        f"0{i}000000" for i in range(1, 6)
-    )
+    assert found["k2"].shape == (3, 2) and found["k2"].init.hex() == "".join(f"0{i}000000" for i in range(1, 6))
 
 
 # ---- operands
@@ -277,9 +273,7 @@ def test_branch_targets():
 def test_scopes_of_inline_assembly():
     """The same local names at several places, one hides an outer register; labels used before they appear."""
     piece = "{ .reg .pred p; .reg .b32 x; setp.ne.u32 p, %r1, 0; @p bra DONE; mov.b32 x, y; DONE: }\n"
-    function, _ = kernel(
-        ".reg .b32 x, y; mov.b32 x, 1;\n" + piece + piece + "{ { .reg .b32 x; mov.b32 x, 2; } }"
-    )
+    function, _ = kernel(".reg .b32 x, y; mov.b32 x, 1;\n" + piece + piece + "{ { .reg .b32 x; mov.b32 x, 2; } }")
     assert function.labels == {"DONE#1": 4, "DONE#2": 7}
     assert [i.operands[0] for i in function.body if i.opcode == "bra"] == [Label("DONE#1"), Label("DONE#2")]
     moves = [i.operands[0].name for i in function.body if i.opcode == "mov"]
@@ -384,9 +378,7 @@ def numba_ptx():
         return {
             "reduction": cuda.compile(reduction, (float32[::1], float32[::1]), lineinfo=True, **options)[0],
             "printing": cuda.compile(printing, (int32[::1], int32[::1]), lineinfo=True, **options)[0],
-            "mathematics": cuda.compile(mathematics, (float64[::1], float64[::1]), lineinfo=True, **options)[
-                0
-            ],
+            "mathematics": cuda.compile(mathematics, (float64[::1], float64[::1]), lineinfo=True, **options)[0],
             "debug": cuda.compile(printing, (int32[::1], int32[::1]), debug=True, opt=False, **options)[0],
         }
     finally:

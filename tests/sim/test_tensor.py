@@ -36,15 +36,11 @@ def test_swizzle_follows_the_manual(swizzle):
         expected = line * 128 + int(table[line % len(table)][chunk]) * 16 + byte
         assert tensor.swizzled(address, swizzle) == expected
     addresses = np.arange(0, 4096)
-    assert np.array_equal(
-        tensor.swizzled(addresses, swizzle), [tensor.swizzled(int(a), swizzle) for a in addresses]
-    )
+    assert np.array_equal(tensor.swizzled(addresses, swizzle), [tensor.swizzled(int(a), swizzle) for a in addresses])
 
 
 def test_geometry_with_element_strides():
-    geo = tensor.geometry(
-        Descriptor(DataType.FLOAT32, 0, (100, 100, 100), (400, 40000), (8, 9, 10), (3, 2, 5))
-    )
+    geo = tensor.geometry(Descriptor(DataType.FLOAT32, 0, (100, 100, 100), (400, 40000), (8, 9, 10), (3, 2, 5)))
     # dimension 0 ignores its element stride; the others take every second and fifth element
     assert geo.extents == (8, 5, 2)
     assert geo.steps == (4, 800, 200000)
@@ -74,11 +70,7 @@ def random_box(rng: np.random.Generator) -> tuple[Descriptor, tuple[int, ...]]:
     rank = int(rng.integers(1, 6))
     most = (0, 48, 9, 6, 4, 3)[rank]
     swizzle = Swizzle(int(rng.integers(4)))
-    row = (
-        16 * int(rng.integers(1, min(swizzle.span, 64) // 16 + 1))
-        if swizzle
-        else 16 * int(rng.integers(1, 9))
-    )
+    row = 16 * int(rng.integers(1, min(swizzle.span, 64) // 16 + 1)) if swizzle else 16 * int(rng.integers(1, 9))
     sizes = (int(rng.integers(1, 120)), *(int(n) for n in rng.integers(1, most + 4, rank - 1)))
     strides, stride = [], sizes[0] * dtype.nbytes
     for size in sizes[1:]:
@@ -87,9 +79,7 @@ def random_box(rng: np.random.Generator) -> tuple[Descriptor, tuple[int, ...]]:
         stride *= size
     box = (row // dtype.nbytes, *(int(n) for n in rng.integers(1, most + 1, rank - 1)))
     coords = tuple(
-        int(rng.integers(-extent - 2, size + 3))
-        if rng.integers(2)
-        else int(rng.integers(0, max(1, size - extent)))
+        int(rng.integers(-extent - 2, size + 3)) if rng.integers(2) else int(rng.integers(0, max(1, size - extent)))
         for extent, size in zip(box, sizes, strict=True)
     )
     steps = tuple(int(n) for n in rng.integers(1, 4, rank))
@@ -124,10 +114,7 @@ def test_inside_and_overhang_against_loops():
             row_end = desc.sizes[0] * geo.element_bytes
             if all(0 <= p < n for p, n in zip(position, desc.sizes, strict=True)):
                 expected[payload] = address
-            elif (
-                position[1:] in rows_inside
-                and row_end <= position[0] * geo.element_bytes < -(-row_end // 16) * 16
-            ):
+            elif position[1:] in rows_inside and row_end <= position[0] * geo.element_bytes < -(-row_end // 16) * 16:
                 beyond[payload] = address
         partly += 0 < len(expected) < geo.nbytes // geo.element_bytes
         for find, wanted in ((tensor.inside, expected), (tensor.overhang, beyond)):
@@ -174,10 +161,7 @@ def test_split_covers_the_box_once():
         seen = np.zeros(geo.extents[::-1], int)
         for window in windows:
             seen[
-                tuple(
-                    slice(a, a + n)
-                    for a, n in zip(reversed(window.start), reversed(window.count), strict=True)
-                )
+                tuple(slice(a, a + n) for a, n in zip(reversed(window.start), reversed(window.count), strict=True))
             ] += 1
         assert (seen == 1).all()
         chunks = np.concatenate([tensor.shared_addresses(1152, geo, w) for w in windows])
