@@ -19,7 +19,7 @@ class DeviceArray:
         """Copy `host` to the current GPU, padding between its rows included."""
         self.shape, self.strides, self.dtype = host.shape, host.strides, host.dtype
         self._allocation = 0
-        stretches = staging.spans([arrays.view(host)])
+        stretches = staging.spans({"host": arrays.view(host)})
         self._span = stretches[0] if stretches else None
         self._lead = host.ctypes.data - self._span.low if self._span else 0
         if self._span:

@@ -322,7 +322,7 @@ class Launcher:
         kernel_ = self.kernel
         compiled = kernel_.compile_types(tuple(argument.numba_type for argument in marshalled), DEFAULT_ARCH)
         memory = sim.GlobalMemory()
-        moved = staging.InSimulator(_views(marshalled), memory)
+        moved = staging.InSimulator(_views(kernel_.argument_names, marshalled), memory)
         packer = Packer(compiled)
         buffer = bytearray(packer.nbytes)
         packer.pack_into(buffer, _moved_words(marshalled, moved.spans, TensorMap.encode_sim))
@@ -347,6 +347,7 @@ class _Variant:
     def __init__(self, launcher: Launcher, compiled: Compiled, loaded: driver.LoadedKernel, numba_types: tuple) -> None:
         kernel_ = launcher.kernel
         self.numba_types = numba_types
+        self._names = kernel_.argument_names
         self._stream = launcher.stream
         self._packer = Packer(compiled)
         self._pack_into = self._packer.pack_into
@@ -361,7 +362,7 @@ class _Variant:
         """Pack and launch; host arrays are staged for the length of the call."""
         if any(argument.on_host for argument in marshalled):
             driver.ensure_context()
-            with staging.OnDevice(_views(marshalled), self._stream) as moved:
+            with staging.OnDevice(_views(self._names, marshalled), self._stream) as moved:
                 self.submit(_moved_words(marshalled, moved.spans, TensorMap.encode))
         else:
             self.submit(_moved_words(marshalled, (), TensorMap.encode))
@@ -388,8 +389,9 @@ class _Variant:
         return driver.Launch(self._config, self._loaded, buffer, keep)
 
 
-def _views(marshalled: Sequence[Argument]) -> list[ArrayView]:
-    return [view for view in map(arguments.array_view, marshalled) if view is not None]
+def _views(names: Sequence[str], marshalled: Sequence[Argument]) -> dict[str, ArrayView]:
+    views = zip(names, map(arguments.array_view, marshalled), strict=True)
+    return {name: view for name, view in views if view is not None}
 
 
 def _moved_words(

@@ -7,7 +7,7 @@ and a tensor map over it sees one memory, and padding between rows stays in plac
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -28,9 +28,14 @@ def _extent(view: ArrayView) -> tuple[int, int]:
 class Span:
     """A contiguous stretch of memory that one or several arrays occupy."""
 
-    def __init__(self, low: int, high: int, host: bool, writeable: bool) -> None:
-        self.low, self.high, self.host, self.writeable = low, high, host, writeable
+    def __init__(self, name: str, low: int, high: int, host: bool, writeable: bool) -> None:
+        self.name, self.low, self.high, self.host, self.writeable = name, low, high, host, writeable
         self.target = 0
+
+    @property
+    def lead(self) -> int:
+        """How far its start is behind a multiple of 16 bytes, which a copy must keep: instructions check it."""
+        return self.low % 16
 
     @property
     def nbytes(self) -> int:
@@ -42,17 +47,18 @@ class Span:
         return np.frombuffer((ctypes.c_uint8 * self.nbytes).from_address(self.low), np.uint8)
 
 
-def spans(views: Sequence[ArrayView]) -> list[Span]:
-    """The stretches that `views` occupy, overlapping ones joined; empty arrays take none."""
+def spans(views: Mapping[str, ArrayView]) -> list[Span]:
+    """The stretches that the named arrays occupy, overlapping ones joined; empty arrays take none."""
     joined: list[Span] = []
-    for view in sorted((v for v in views if v.size), key=lambda v: _extent(v)[0]):
-        low, high = _extent(view)
-        last = joined[-1] if joined else None
+    occupied = sorted((*_extent(view), name) for name, view in views.items() if view.size)
+    for low, high, name in occupied:
+        view, last = views[name], joined[-1] if joined else None
         if last is not None and last.host == view.host and low < last.high:
+            last.name += f" and {name}"
             last.high = max(last.high, high)
             last.writeable = last.writeable or not view.readonly
         else:
-            joined.append(Span(low, high, view.host, not view.readonly))
+            joined.append(Span(name, low, high, view.host, not view.readonly))
     return joined
 
 
@@ -67,18 +73,16 @@ def translate(view: ArrayView, stretches: Sequence[Span]) -> int:
 class OnDevice:
     """Host spans copied to the GPU for one launch; on leaving: wait, copy back what may be written, free."""
 
-    def __init__(self, views: Sequence[ArrayView], stream: int) -> None:
-        self.spans = spans([v for v in views if v.host])
+    def __init__(self, views: Mapping[str, ArrayView], stream: int) -> None:
+        self.spans = spans({name: view for name, view in views.items() if view.host})
         self._stream = stream
         self._allocations: list[int] = []
 
     def __enter__(self) -> OnDevice:
         try:
             for span in self.spans:
-                # The copy keeps its position within 256 bytes, and with it every alignment that a rule asks for.
-                lead = span.low % 256
-                self._allocations.append(driver.allocate(span.nbytes + lead))
-                span.target = self._allocations[-1] + lead
+                self._allocations.append(driver.allocate(span.nbytes + span.lead))
+                span.target = self._allocations[-1] + span.lead
                 driver.copy_to_device(span.target, span.host_bytes())
         except BaseException:
             self._free()
@@ -103,7 +107,7 @@ class OnDevice:
 class InSimulator:
     """Every span mapped into the simulator's global memory: host memory as it stands, a GPU's by way of a copy."""
 
-    def __init__(self, views: Sequence[ArrayView], memory: GlobalMemory) -> None:
+    def __init__(self, views: Mapping[str, ArrayView], memory: GlobalMemory) -> None:
         self.spans = spans(views)
         self._copies: list[tuple[Span, np.ndarray]] = []
         for span in self.spans:
@@ -114,8 +118,7 @@ class InSimulator:
             else:
                 contents = driver.copy_to_host(span.low, span.nbytes)
                 self._copies.append((span, contents))
-            # A mapping starts on a 256-byte boundary; the lead keeps the array's own alignment.
-            span.target = memory.map(contents)
+            span.target = memory.map(contents, span.name, offset=span.lead)
 
     def copy_back(self) -> None:
         """Bring the copies of device arrays back to the GPU."""

@@ -104,6 +104,8 @@ class BlockBarriers:
         else:
             table = np.zeros((self.machine.slots, BARRIERS), np.int64)
             table[slot, barrier] = expected
+            if (table[slot, barrier] != expected).any():
+                raise SimError("threads of a block give different counts at a barrier")
             wanted = table[slots, barriers]
         differs = self.active[slots, barriers] & (self.expected[slots, barriers] != wanted)
         if differs.any():

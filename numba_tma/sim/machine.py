@@ -408,15 +408,14 @@ class Machine:
             self._hazards_seen.add(key)
             self.hazards.append(Hazard(identifier, message, origin))
 
-    def deadlock_message(self, scheduler: Scheduler) -> str:
-        """The first line of a deadlock report."""
-        text = f"deadlock: {scheduler.live} threads wait and nothing is left that could wake them"
-        if self.slots < self.blocks:
-            text += (
-                f"; only {self.slots} of the grid's {self.blocks} blocks are resident at once in the simulator, so "
-                "a block that waits for a later one waits for ever"
-            )
-        return text
+    def residency_note(self) -> str:
+        """For deadlock messages: a block that waits for one of a later wave waits for ever."""
+        if self.slots == self.blocks:
+            return ""
+        return (
+            f"; the simulator runs {self.slots} of the grid's {self.blocks} blocks at a time, so a block must not "
+            "wait for a later one"
+        )
 
     def report_waits(self, scheduler: Scheduler) -> str:
         """Who waits for what."""

@@ -91,19 +91,19 @@ class GlobalMemory:
         self._segments: list[Segment] = []
         self._next = _FIRST_ADDRESS
 
-    def map(self, array: np.ndarray, name: str | None = None, kind: str = "global") -> int:
+    def map(self, array: np.ndarray, name: str | None = None, kind: str = "global", offset: int = 0) -> int:
         """Map `array` (any shape, dtype and strides) and return the address of its first element.
 
-        Kernels read and write the array's own buffer. The lowest byte sits at a multiple of 256; a read-only
-        array gives read-only memory. The array is kept alive as long as the mapping.
+        Kernels read and write the array's own buffer. The lowest byte sits `offset` bytes behind a multiple of 256; a
+        read-only array gives read-only memory. The array is kept alive as long as the mapping.
         """
-        flat, offset = _bytes_of(array)
-        base = self._next
+        flat, first = _bytes_of(array)
+        base = self._next + offset
         segment = Segment(base, flat, name or f"array {len(self._segments)}", kind, owner=array)
         self._next = -(-(base + flat.size + _GAP) // _ALIGNMENT) * _ALIGNMENT
         self._bases.append(base)
         self._segments.append(segment)
-        return base + offset
+        return base + first
 
     def unmap(self, address: int) -> None:
         """Forget the mapping that holds `address`; further accesses to it are errors. Addresses are not reused."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BUDGET = 4096
 # Rounds in which only polling fragments used up their turns and nothing changed: then it is a deadlock.
-STALE_TURNS = 400
+STALE_TURNS = 150
 # How often a stalled machine lets waits time out before it gives up.
 TIMEOUTS = 16
 NANOSECONDS_PER_TIMEOUT = 1_000_000
@@ -169,7 +169,7 @@ class Scheduler:
                 try:
                     self._turn(fragment)
                 except SimError as error:
-                    raise error.at(self._instruction)
+                    raise error.at(self._instruction)  # noqa: B904 - the same error, completed
             elif self.live == 0:
                 return
             else:
@@ -255,7 +255,8 @@ class Scheduler:
             fragment.tired > STALE_TURNS // 2 for fragment in self.ready.values()
         ):
             raise Deadlock(
-                "deadlock: threads poll for a change that no other thread is left to make",
+                "deadlock: threads poll for a change that no other thread is left to make"
+                + machine.residency_note(),
                 machine.report_waits(self),
             )
 
@@ -331,4 +332,8 @@ class Scheduler:
                 else:
                     self.waits.append(wait)
             return
-        raise Deadlock(machine.deadlock_message(self), machine.report_waits(self))
+        raise Deadlock(
+            f"deadlock: {self.live} threads wait and nothing is left that could wake them"
+            + machine.residency_note(),
+            machine.report_waits(self),
+        )
