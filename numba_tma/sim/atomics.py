@@ -109,7 +109,8 @@ def apply_atomic(view: np.ndarray, index: np.ndarray, value: np.ndarray, combine
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
             lanes = order[start : start + size]
             place = index[lanes[0]]
-            run = combine.accumulate(np.concatenate((view[place : place + 1], value[lanes])))
+            values = np.concatenate((view[place : place + 1], value[lanes]))
+            run = combine.accumulate(values, dtype=view.dtype)
             old[lanes] = run[:-1]
             view[place] = run[-1]
         return old

@@ -235,7 +235,7 @@ def test_blocks_that_wait_for_blocks_of_a_later_wave():
             while cuda.atomic.add(arrived, 0, 0) < cuda.gridDim.x:
                 pass
 
-    with pytest.raises(sim.Deadlock):
+    with pytest.raises(sim.Deadlock, match="of the grid's 1000 blocks at a time"):
         run(all_arrive, (int32[:],), 1000, 128, np.zeros(1, np.int32))
 
 
