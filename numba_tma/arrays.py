@@ -122,7 +122,7 @@ class _HostView:
         self.__array_interface__ = {
             "shape": shape,
             "strides": strides,
-            "typestr": dtype.str,
+            "typestr": f"|V{dtype.itemsize}",
             "data": (described.pointer, described.readonly),
             "version": 3,
         }
@@ -149,7 +149,7 @@ def reinterpret(array: object, dtype: np.dtype | type, shape: tuple[int, ...], s
     """
     described, dtype = view(array), np.dtype(dtype)
     if described.host:
-        return np.asarray(_HostView(array, described, dtype, shape, strides))
+        return np.asarray(_HostView(array, described, dtype, shape, strides)).view(dtype)
     return DeviceView(array, described.pointer, shape, strides, dtype)
 
 

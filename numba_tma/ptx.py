@@ -149,8 +149,9 @@ def _operand_value(context, builder, operand: Operand, numba_type: types.Type, v
 # ----------------------------------------------------------------------------------------------------
 
 
-# What LLVM may assume of a call. Convergent: it must not depend on more or fewer threads than in the program.
-_ATTRIBUTE = {"pure": "readnone", "reads memory": "readonly", "any": "convergent"}
+# What LLVM may assume of a call. Convergent: it must not depend on more or fewer threads than in the program. A function
+# that reads memory is not marked `readonly`: NVVM then takes it for pure and hoists it across barriers and copies.
+_ATTRIBUTE = {"pure": "readnone", "reads memory": "convergent", "any": "convergent"}
 
 
 class DeviceFunction:
@@ -244,7 +245,7 @@ class DeviceFunction:
             ir.FunctionType(returned, [value.type for value in values]),
             function.inline_text(immediates),
             ",".join(constraints),
-            side_effect=function.effect == "any",
+            side_effect=function.effect != "pure",
         )
         call = builder.call(asm, values, attrs=("nounwind", _ATTRIBUTE[function.effect]))
         return [call] if len(kinds) == 1 else [builder.extract_value(call, i) for i in range(len(kinds))]

@@ -153,7 +153,13 @@ class Scheduler:
 
     def gather(self, fragment: Fragment) -> None:
         """Let a fragment wait for the rest of its warps to come to the same collective."""
-        self.gathering[(*fragment.stack, fragment.block.pc)] = fragment
+        key = (*fragment.stack, fragment.block.pc)
+        other = self.gathering.pop(key, None)
+        if other is None:
+            self.gathering[key] = fragment
+        else:
+            # Together they may be complete: the collective looks again.
+            self.add(merge([other, fragment], self.live_registers(fragment.block, fragment.stack)))
 
     # Running
 

@@ -1,0 +1,178 @@
+"""Every kernel of the suite: right in the simulator at odd sizes, compiled to the instructions it claims, no spills."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from numba_tma import TensorMap, driver, suite, use_backend
+from numba_tma.kernels import PROBLEMS, copy, kv_stream, select
+from numba_tma.kernels.problem import Case
+
+ALL = [(problem, variant) for problem in PROBLEMS for variant in problem.variants]
+NAMES = [f"{problem.name}.{variant.name}" for problem, variant in ALL]
+
+# Sizes with a reason each: smaller than a tile, one row, one column, prime, exactly tiles, one more than a tile.
+SIZES = [(3, 5), (1, 70), (65, 1), (61, 127), (64, 128), (65, 129)]
+
+
+def cases(problem, rows, columns):
+    if problem is copy.PROBLEM:
+        for dtype in ("float32", "uint8"):
+            itemsize = np.dtype(dtype).itemsize
+            yield Case((rows, -(-columns * itemsize // 16) * 16 // itemsize), dtype)
+    else:
+        yield Case((rows, columns), "float16", {"work": 1, "splits": 1})
+        yield Case((rows, columns), "float16", {"work": 3, "splits": 2})
+
+
+@pytest.mark.parametrize(("problem", "variant"), ALL, ids=NAMES)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_right_at_odd_sizes(problem, variant, size, seed):
+    for case in cases(problem, *size):
+        (record,) = suite.run_case(problem, case, [variant], "sim", seed=seed)
+        assert record.ok, f"{case}: {record.reason}"
+        assert not record.hazards
+
+
+@pytest.mark.parametrize(("problem", "variant"), ALL, ids=NAMES)
+@pytest.mark.parametrize("policy", ["early", "late", "random"])
+def test_right_whatever_the_order_of_copies(problem, variant, policy, seed):
+    case = problem.cases[("quick", "sim")][0]
+    rng = np.random.default_rng(seed)
+    arrays = problem.inputs(case, rng)
+    expected = problem.reference(arrays, case)
+    with use_backend("sim", policy=policy, seed=seed):
+        variant.bind(arrays, **case.options)()
+    assert suite.worst_error(problem, arrays, expected) <= problem.tolerance
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "float16", "bfloat16", "float32", "int64", "float64"])
+def test_copy_of_every_type(dtype, seed):
+    case = Case((19, 48), dtype)
+    for record in suite.run_case(copy.PROBLEM, case, copy.PROBLEM.variants, "sim", seed=seed):
+        assert record.ok, f"{record.variant}: {record.reason}"
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("tile", [(16, 64), (32, 128), (8, 256), (64, 16)])
+def test_kv_stream_tiles_and_stages(stages, tile, seed):
+    case = Case((77, 300), "float16", {"tile": tile, "stages": stages, "splits": 2, "work": 2})
+    wanted = [kv_stream.PROBLEM.variant(name) for name in ("cp_async", "tma", "tma_ring")]
+    for record in suite.run_case(kv_stream.PROBLEM, case, wanted, "sim", seed=seed):
+        assert record.ok, f"{record.variant}: {record.reason}"
+
+
+MATRIX = np.zeros((64, 256), np.float16)
+OUT = np.zeros((1, 64), np.float32)
+BYTES = np.zeros(4096, np.uint8)
+FLOATS = np.zeros((64, 64), np.float32)
+TILES = np.uint32(4)
+
+
+def kv_maps():
+    return TensorMap(MATRIX, (64, 64)), TensorMap(MATRIX, (64, 64)), OUT, TILES
+
+
+COMPILED = {
+    "copy.plain": (copy.make_plain, lambda: (FLOATS.ravel(), FLOATS.ravel()), "sm_80", ("LDG.E", "STG.E"), ()),
+    "copy.vector": (copy.make_vector, lambda: (BYTES, BYTES), "sm_80", ("LDG.E.128", "STG.E.128"), ()),
+    "copy.cp_async": (copy.make_cp_async, lambda: (BYTES, BYTES), "sm_80", ("LDGSTS.E.BYPASS.128", "LDS.128"), ()),
+    "copy.bulk": (copy.make_bulk, lambda: (BYTES, BYTES), "sm_90a", ("UBLKCP.S.G", "UBLKCP.G.S", "SYNCS"), ("LDS",)),
+    "copy.tensor": (
+        lambda: copy.make_tensor((16, 64), "float32"),
+        lambda: (TensorMap(FLOATS, (16, 64)), TensorMap(FLOATS, (16, 64)), TILES, TILES),
+        "sm_90a",
+        ("UTMALDG.2D", "UTMASTG.2D", "SYNCS"),
+        ("LDS", "LDG", "STG"),
+    ),
+    "kv_stream.plain": (kv_stream.make_plain, lambda: (MATRIX, MATRIX, OUT, TILES), "sm_80", ("LDG.E.U16", "STS"), ()),
+    "kv_stream.plain_vector": (
+        kv_stream.make_plain_vector,
+        lambda: (MATRIX.view(np.uint64), MATRIX.view(np.uint64), OUT, TILES, TILES),
+        "sm_80",
+        ("LDG.E.64", "STS.64"),
+        (),
+    ),
+    "kv_stream.cp_async": (
+        kv_stream.make_cp_async,
+        lambda: (MATRIX, MATRIX, OUT, TILES),
+        "sm_80",
+        ("LDGSTS.E.BYPASS.128", "LDS.128"),
+        ("STS",),
+    ),
+    "kv_stream.tma": (kv_stream.make_tma, kv_maps, "sm_90a", ("UTMALDG.2D", "SYNCS", "LDS.128"), ("LDG", "STS")),
+    "kv_stream.tma_ring": (
+        kv_stream.make_tma_ring,
+        kv_maps,
+        "sm_90a",
+        ("UTMALDG.2D", "SYNCS", "LDS.128"),
+        ("LDG", "STS"),
+    ),
+}
+
+
+def test_every_variant_is_compiled_here():
+    assert sorted(COMPILED) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_to_what_it_claims(name):
+    make, arguments, arch, present, absent = COMPILED[name]
+    compiled = make().compile(*arguments(), arch=arch)
+    mnemonics = set(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", compiled.sass))
+    for mnemonic in present:
+        assert any(m.startswith(mnemonic) for m in mnemonics), f"{mnemonic} is not in {sorted(mnemonics)}"
+    for mnemonic in absent:
+        assert not any(m.startswith(mnemonic) for m in mnemonics), f"{mnemonic} is there"
+    resources = compiled.resources
+    assert resources.spill_store_bytes == resources.spill_load_bytes == resources.local_bytes == 0
+    assert compiled.requirement.capability <= (90 if arch == "sm_90a" else 80)
+
+
+def test_kv_stream_function_checks_its_arguments():
+    k, out = np.zeros((64, 128), np.float16), np.zeros((1, 64), np.float32)
+    with pytest.raises(ValueError, match="two matrices of one shape"):
+        kv_stream.kv_stream(k, k[:32], out)
+    with pytest.raises(ValueError, match="float32 of shape"):
+        kv_stream.kv_stream(k, k, out[:, :32])
+    with pytest.raises(ValueError, match="float16 expected"):
+        kv_stream.kv_stream(k.astype(np.float32), k, out)
+    odd = np.zeros((64, 129), np.float16)
+    with pytest.raises(ValueError, match="pitched_copy"):
+        kv_stream.kv_stream(odd, odd, out)
+    with pytest.raises(ValueError, match="columns must be"):
+        kv_stream.make_tma(tile=(64, 48))
+    with pytest.raises(ValueError, match="do not divide among"):
+        kv_stream.make_tma(tile=(3, 64))
+
+
+def test_copy_function_checks_its_arguments():
+    a = np.zeros((8, 64), np.float32)
+    with pytest.raises(ValueError, match="one shape and dtype"):
+        copy.copy(a, a[:4])
+    with pytest.raises(ValueError, match="row-major contiguous"):
+        copy.copy(a.T, a.T)
+
+
+def test_select():
+    assert [p.name for p, _ in select(None)] == ["copy", "kv_stream"]
+    assert [(p.name, [v.name for v in vs]) for p, vs in select(["copy.bulk", "copy.plain", "copy.bulk"])] == [
+        ("copy", ["bulk", "plain"])
+    ]
+    with pytest.raises(KeyError, match="no problem 'gemm'"):
+        select(["gemm"])
+    with pytest.raises(KeyError, match="has no variant 'fast'"):
+        select(["copy.fast"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
+def test_right_on_the_gpu(problem, seed):
+    assert driver.device_count()
+    for size in [*SIZES, (1000, 3333)]:
+        for case in cases(problem, *size):
+            for record in suite.run_case(problem, case, problem.variants, "gpu", seed=seed, measure=False):
+                assert record.ok, f"{record.variant} {case}: {record.reason}"
