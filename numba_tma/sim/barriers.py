@@ -46,39 +46,40 @@ class BlockBarriers:
         self.warp_completed = np.zeros((machine.slots, machine.warps), np.int64)
         self.warp_mask = np.zeros((machine.slots, machine.warps), np.uint32)
 
-    def count(self, slot: int, barrier: int) -> int:
-        """Arrivals of a barrier in threads: a warp all of whose live lanes are there counts 32."""
-        arrived = self.arrived[slot, barrier].reshape(-1, 32)
-        live = self.machine.live_lanes[slot].reshape(-1, 32)
-        whole = arrived.any(axis=1) & ~(live & ~arrived).any(axis=1)
-        return int(np.where(whole, 32, arrived.sum(axis=1)).sum())
+    def count(self, slots: np.ndarray, barriers: np.ndarray) -> np.ndarray:
+        """Arrivals of barriers in threads: a warp all of whose live lanes are there counts 32."""
+        arrived = self.arrived[slots, barriers].reshape(slots.size, -1, 32)
+        live = self.machine.live_lanes[slots].reshape(arrived.shape)
+        whole = arrived.any(axis=2) & ~(live & ~arrived).any(axis=2)
+        return np.where(whole, 32, arrived.sum(axis=2)).sum(axis=1)
 
-    def complete_if_due(self, slot: int, barrier: int) -> bool:
-        """Complete the phase of a barrier if everybody it waits for is there."""
-        if not self.active[slot, barrier]:
-            return False
-        expected = int(self.expected[slot, barrier])
-        arrived = self.arrived[slot, barrier]
-        if expected:
-            here = self.count(slot, barrier)
-            if here < expected:
-                return False
-            if here > expected:
+    def complete_due(self, slots: np.ndarray, barriers: np.ndarray) -> None:
+        """Complete the phases of barriers (all active) at which everybody is that they wait for."""
+        expected = self.expected[slots, barriers]
+        arrived = self.arrived[slots, barriers]
+        done = (expected == 0) & ~(self.machine.live_lanes[slots] & ~arrived).any(axis=1)
+        if expected.any():
+            here = self.count(slots, barriers)
+            over = (expected > 0) & (here > expected)
+            if over.any():
+                i = int(np.argmax(over))
                 raise SimError(
-                    f"barrier {barrier} of block {self.machine.block_name(slot)} expects {expected} threads, "
-                    f"{here} have come"
+                    f"barrier {barriers[i]} of block {self.machine.block_name(int(slots[i]))} expects {expected[i]} "
+                    f"threads, {here[i]} have come"
                 )
-        elif (self.machine.live_lanes[slot] & ~arrived).any():
-            return False
-        self.reduction[slot, barrier] = np.count_nonzero(self.value[slot, barrier] & arrived), arrived.sum()
-        arrived[:] = False
-        self.active[slot, barrier] = False
-        self.completed[slot, barrier] += 1
+            done |= (expected > 0) & (here == expected)
+        if not done.any():
+            return
+        slots, barriers, arrived = slots[done], barriers[done], arrived[done]
+        self.reduction[slots, barriers, 0] = (self.value[slots, barriers] & arrived).sum(axis=1)
+        self.reduction[slots, barriers, 1] = arrived.sum(axis=1)
+        self.arrived[slots, barriers] = False
+        self.active[slots, barriers] = False
+        self.completed[slots, barriers] += 1
         self.machine.scheduler.events += 1
         self.machine.scheduler.progress += 1
         if self.machine.observer is not None:
-            self.machine.observer.barrier_completed(slot, barrier)
-        return True
+            self.machine.observer.barriers_completed(slots, barriers)
 
     def arrive(self, fragment: Fragment, barrier: np.ndarray, expected: np.ndarray, value: np.ndarray | None) -> None:
         """The fragment's lanes arrive; `barrier`, `expected` and `value` are one element or one for each lane."""
@@ -116,13 +117,13 @@ class BlockBarriers:
             )
         self.expected[slots, barriers] = wanted
         self.active[slots, barriers] = True
-        for s, b in zip(slots.tolist(), barriers.tolist(), strict=True):
-            self.complete_if_due(s, b)
+        self.complete_due(slots, barriers)
 
     def lanes_exited(self) -> None:
         """Barriers may be complete when threads that they waited for have exited."""
-        for slot, barrier in np.argwhere(self.active).tolist():
-            self.complete_if_due(slot, barrier)
+        slots, barriers = np.nonzero(self.active)
+        if slots.size:
+            self.complete_due(slots, barriers)
         if self.cluster_arrived.any():
             self.complete_clusters()
         if self.warp_arrived.any():
@@ -169,7 +170,7 @@ def _describe(machine: Machine) -> Any:
             if pair not in texts:
                 state = machine.barriers
                 expected = int(state.expected[pair])
-                here = state.count(*pair)
+                here = int(state.count(*(np.array([part]) for part in pair))[0])
                 wanted = f"{expected} threads" if expected else f"all {int(machine.live_count[pair[0]])} threads"
                 texts[pair] = f"waits at barrier {pair[1]} for {wanted} of the block, {here} have come"
         return [texts[pair] for pair in zip(fragment.slot.tolist(), barrier.tolist(), strict=True)]

@@ -162,6 +162,8 @@ def _ld_param(d: Builder, targets: tuple, source: Address, dtype: np.dtype) -> S
 
 
 def _st(d: Builder, instruction: Instruction) -> Step:
+    if {"async", "bulk"} & set(instruction.modifiers):
+        raise UnknownInstruction("the simulator does not know asynchronous stores", instruction)
     space = space_of(instruction)
     dtype = DTYPES[element_type(instruction)]
     count = _width(instruction)

@@ -38,6 +38,7 @@ MAX_TX = (1 << 20) - 1
 _COUNT_MASK = MAX_COUNT
 _TX_MASK = (1 << 22) - 1
 _INVALID = 1 << 62
+_LOW = np.uint64(MAX_COUNT)
 
 
 def pack(phase: int, tx: int, arrivals: int, pending: int) -> int:
@@ -104,6 +105,40 @@ class BarrierMemory:
             arrivals -= count
         self.store(index, phase, old_tx + tx, arrivals, pending - count)
         return state
+
+    def arrive_many(
+        self, index: np.ndarray, counts: np.ndarray, tx: np.ndarray | None, drop: bool, no_complete: bool
+    ) -> np.ndarray | None:
+        """Arrivals of many lanes at once; the states before each. None, with nothing done, if there are too many.
+
+        `counts` has one element or one for each lane; `tx` are bytes that each lane expects before it arrives.
+        """
+        barriers, inverse = np.unique(index, return_inverse=True)
+        words = _check_initialised(self, barriers, "arrive")
+        each = np.broadcast_to(counts, index.shape).astype(np.int64)
+        total = np.bincount(inverse, weights=each).astype(np.int64)
+        pending = (words & _LOW).astype(np.int64)
+        if (total > pending).any():
+            return None
+        if no_complete and (total == pending).any():
+            raise SimError("mbarrier.arrive.noComplete would complete the phase")
+        # What lanes before a lane took away from its barrier.
+        order = np.argsort(inverse, kind="stable")
+        running = np.cumsum(each[order]) - each[order]
+        first = np.concatenate(([0], np.cumsum(np.bincount(inverse))))[:-1]
+        before = np.empty(index.size, np.int64)
+        before[order] = running - running[first][inverse[order]]
+        states = words[inverse] - before.astype(np.uint64)
+        if tx is None and not drop and (total < pending).all():
+            self.words[barriers] = words - total.astype(np.uint64)
+            self.machine.scheduler.progress += 1
+            return states
+        more = np.zeros(barriers.size, np.int64)
+        if tx is not None:
+            np.add.at(more, inverse, tx.astype(np.int64))
+        for i, count, added in zip(barriers.tolist(), total.tolist(), more.tolist(), strict=True):
+            self.arrive_at(i, count, added, drop)
+        return states
 
     # The copy engine's interface
 
@@ -243,7 +278,6 @@ def _arrive(d: Builder, instruction: Instruction) -> Step:
     no_complete = "noComplete" in modifiers
     machine = d.machine
     one = np.ones(1, np.uint32)
-    limit = np.uint64(_COUNT_MASK)
 
     def run(values: list, fragment: Fragment) -> None:
         memory = machine.barrier_memory
@@ -253,22 +287,14 @@ def _arrive(d: Builder, instruction: Instruction) -> Step:
             machine.observer.mbarrier(fragment, instruction, index)
         n = fragment.n
         index, given = _spread(index, n), _spread(given, n)
-        if write is None and not expect and not drop:
-            barriers, inverse = np.unique(index, return_inverse=True)
-            words = _check_initialised(memory, barriers, "arrive")
-            counts = np.bincount(inverse, weights=given).astype(np.uint64)
-            if ((words & limit) > counts).all():
-                # No phase completes: the arrivals are a subtraction.
-                memory.words[barriers] = words - counts
-                machine.scheduler.progress += 1
-                return
-        states = np.empty(n, np.uint64)
-        for lane, (i, count) in enumerate(zip(index.tolist(), given.tolist(), strict=True)):
-            if not expect and not 1 <= count <= MAX_COUNT:
-                raise SimError(f"mbarrier.arrive with count {count}; it must be from 1 to {MAX_COUNT}")
-            if no_complete and count >= unpack(int(memory.words[i]))[3]:
-                raise SimError("mbarrier.arrive.noComplete would complete the phase")
-            states[lane] = memory.arrive_at(i, 1 if expect else count, count if expect else 0, drop)
+        if not expect and (int(given.min()) < 1 or int(given.max()) > MAX_COUNT):
+            raise SimError(f"mbarrier.arrive with count {int(given.min())}; it must be from 1 to {MAX_COUNT}")
+        states = memory.arrive_many(index, one if expect else given, given if expect else None, drop, no_complete)
+        if states is None:
+            # More arrivals than pending: lane after lane, through the end of the phase or to the error.
+            states = np.empty(n, np.uint64)
+            for lane, (i, count) in enumerate(zip(index.tolist(), given.tolist(), strict=True)):
+                states[lane] = memory.arrive_at(i, 1 if expect else count, count if expect else 0, drop)
         if write is not None:
             write(fragment, states)
 

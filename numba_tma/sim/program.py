@@ -450,6 +450,10 @@ class Builder:
         except SimError as error:
             # A mistake in code that is never reached is none.
             return Step(run=_raiser(error.at(instruction)))
+        except Exception as error:
+            # Operands that no assembler would accept: handlers expect what the manual promises.
+            message = f"the simulator cannot decode this instruction ({type(error).__name__}: {error})"
+            return Step(run=_raiser(UnknownInstruction(message, instruction)))
 
     def _lane_wise(self, instruction: Instruction, block: Block) -> Step:
         """Lane-wise arithmetic, compiled when it is first executed: a launch rarely reaches all of the text."""

@@ -146,6 +146,10 @@ class Scheduler:
             for other in waiting.values():
                 self.add(other)
 
+    def refresh(self, fragment: Fragment) -> None:
+        """A fragment that comes back from waiting is as tired as the least tired of the ready ones."""
+        fragment.tired = min((other.tired for other in self.ready.values()), default=0)
+
     def park(self, wait: Wait) -> None:
         """Let a fragment wait; its lanes go on, some or all, when the test says so."""
         self.waits.append(wait)
@@ -168,6 +172,8 @@ class Scheduler:
         while True:
             if self.ready:
                 self.machine.pump(False)
+                if self.machine.steps > self.max_steps:
+                    self._give_up()
                 fragment = self._pick()
                 if fragment.lanes is not None and fragment.n == self.live:
                     reroot(fragment, self.live_registers(fragment.block, fragment.stack))
@@ -176,6 +182,10 @@ class Scheduler:
                     self._turn(fragment)
                 except SimError as error:
                     raise error.at(self._instruction)  # noqa: B904 - the same error, completed
+                except Exception as error:
+                    raise SimError(
+                        f"the simulator itself failed: {type(error).__name__}: {error}", self._instruction
+                    ) from error
             elif self.live == 0:
                 return
             else:
@@ -239,14 +249,15 @@ class Scheduler:
 
     _instruction: Any = None
 
+    def _give_up(self) -> None:
+        raise StepLimit(
+            f"the kernel is not done after {self.machine.steps} steps; if it is no endless loop, raise max_steps",
+            self.machine.report_waits(self),
+        )
+
     def _spent(self, whole: bool) -> None:
         """After a turn that ended with its fragment still able to run."""
         machine = self.machine
-        if machine.steps > self.max_steps:
-            raise StepLimit(
-                f"the kernel is not done after {machine.steps} steps; if it is no endless loop, raise max_steps",
-                machine.report_waits(self),
-            )
         if not whole:
             return
         if self.progress != self._seen_progress:
@@ -288,6 +299,7 @@ class Scheduler:
             wait.finish(fragment, passed)
         fragment.dirty |= block.writes
         fragment.block = block.next
+        self.refresh(fragment)
         self.add(fragment)
 
     def _let_ready_lanes_go(self) -> bool:
