@@ -108,7 +108,7 @@ def make_cp_async(threads: int = 256, stages: int = 4) -> Kernel:
 
 
 @functools.cache
-def make_bulk(stage_bytes: int = 16384, stages: int = 6, lag: int = 2) -> Kernel:
+def make_bulk(stage_bytes: int = 4096, stages: int = 12, lag: int = 4) -> Kernel:
     """Stretches of memory through a ring, in and out by the copy engine; one thread a block does it all.
 
     A stage is refilled `lag` steps after its store was issued: by then the engine has read it, and the loads of the
@@ -165,52 +165,28 @@ def make_bulk(stage_bytes: int = 16384, stages: int = 6, lag: int = 2) -> Kernel
 
 
 @functools.cache
-def make_tensor(box: tuple[int, int], dtype: str, stages: int = 6, lag: int = 2) -> Kernel:
-    """Boxes of a matrix by tensor map, any element type; the engine cuts the boxes that hang over the edge."""
-    smem = Shared(tile=Tiles(stages, box, dtype), full=Barriers(stages))
+def make_tensor(box: tuple[int, int], dtype: str) -> Kernel:
+    """One box of a matrix a block, by tensor map; the engine cuts the boxes that hang over the edge.
 
-    @cuda.jit(device=True, forceinline=True)
-    def fetch(source_map, tile, across, stage):
-        bar = smem.full[stage]
-        row = uint32(tile // across)
-        column = uint32(tile - row * across)
-        ptx.mbarrier_arrive_expect_tx(bar, source_map.box_bytes)
-        ptx.cp_async_bulk_tensor_2d_shared_global(
-            smem.tile[stage], source_map, column * uint32(box[1]), row * uint32(box[0]), bar
-        )
+    There is no ring: while one block waits for its box, the SM runs a dozen others. Where blocks are small and many,
+    they hide the latency by themselves, and the memory sees its addresses in order.
+    """
+    smem = Shared(tile=Tiles(1, box, dtype), full=Barriers(1))
 
     @kernel(threads=32, shared=smem)
-    def copy_tensor(source_map, target_map, tiles, across):
+    def copy_tensor(source_map, target_map):
         if cuda.threadIdx.x == 0:
-            tiles, across = uint32(tiles), uint32(across)
-            step = uint32(cuda.gridDim.x)
-            tile = uint32(cuda.blockIdx.x)
-            for stage in range(stages):
-                ptx.mbarrier_init(smem.full[stage], 1)
+            column = uint32(cuda.blockIdx.x) * uint32(box[1])
+            row = uint32(cuda.blockIdx.y) * uint32(box[0])
+            tile, bar = smem.tile[0], smem.full[0]
+            ptx.mbarrier_init(bar, 1)
             ptx.fence_mbarrier_init()
-            ahead = tile
-            for stage in range(stages - lag):
-                if ahead < tiles:
-                    fetch(source_map, ahead, across, stage)
-                ahead = uint32(ahead + step)
-            count = uint32(0)
-            while tile < tiles:
-                stage, phase = ring(count, stages)
-                mbarrier_wait(smem.full[stage], phase)
-                row = uint32(tile // across)
-                column = uint32(tile - row * across)
-                ptx.cp_async_bulk_tensor_2d_global_shared(
-                    target_map, column * uint32(box[1]), row * uint32(box[0]), smem.tile[stage]
-                )
-                ptx.cp_async_bulk_commit_group()
-                if ahead < tiles:
-                    ptx.cp_async_bulk_wait_group_read(lag)
-                    refill, _ = ring(uint32(count + uint32(stages - lag)), stages)
-                    fetch(source_map, ahead, across, refill)
-                ahead = uint32(ahead + step)
-                tile = uint32(tile + step)
-                count = uint32(count + uint32(1))
-            ptx.cp_async_bulk_wait_group(0)
+            ptx.mbarrier_arrive_expect_tx(bar, source_map.box_bytes)
+            ptx.cp_async_bulk_tensor_2d_shared_global(tile, source_map, column, row, bar)
+            mbarrier_wait(bar, 0)
+            ptx.cp_async_bulk_tensor_2d_global_shared(target_map, column, row, tile)
+            ptx.cp_async_bulk_commit_group()
+            ptx.cp_async_bulk_wait_group(0)  # shared memory must not be given away while the engine reads it
 
     return copy_tensor
 
@@ -218,14 +194,14 @@ def make_tensor(box: tuple[int, int], dtype: str, stages: int = 6, lag: int = 2)
 # ---------------------------------------------------------------------------------------------------------------------
 # Host side.
 
-STAGE_BYTES = 16384
+BOX_BYTES = 16384
 
 
 def default_box(itemsize: int, columns: int) -> tuple[int, int]:
-    """A box of 16 KB: as wide as 256 elements and the matrix allow, in whole multiples of 16 bytes."""
+    """A box of at most 16 KB: as wide as 256 elements and the matrix allow, in whole multiples of 16 bytes."""
     align = max(16 // itemsize, 1)
     width = min(256, -(-columns // align) * align)
-    return max(1, min(256, STAGE_BYTES // (width * itemsize))), width
+    return max(1, min(256, BOX_BYTES // (width * itemsize))), width
 
 
 def _blocks(work: int, per_multiprocessor: int) -> int:
@@ -261,10 +237,10 @@ def _bind_cp_async(
 def _bind_bulk(
     arrays: Mapping[str, Any],
     *,
-    stage_bytes: int = STAGE_BYTES,
-    stages: int = 6,
-    lag: int = 2,
-    per_multiprocessor: int = 2,
+    stage_bytes: int = 4096,
+    stages: int = 12,
+    lag: int = 4,
+    per_multiprocessor: int = 4,
     stream: object = None,
     **_: Any,
 ) -> Callable[[], Any]:
@@ -274,22 +250,15 @@ def _bind_bulk(
 
 
 def _bind_tensor(
-    arrays: Mapping[str, Any],
-    *,
-    box: tuple[int, int] | None = None,
-    stages: int = 6,
-    lag: int = 2,
-    per_multiprocessor: int = 2,
-    stream: object = None,
-    **_: Any,
+    arrays: Mapping[str, Any], *, box: tuple[int, int] | None = None, stream: object = None, **_: Any
 ) -> Callable[[], Any]:
     described = view(arrays["source"])
     box = box or default_box(described.dtype.itemsize, described.shape[1])
     source_map, target_map = TensorMap(arrays["source"], box, store=False), TensorMap(arrays["target"], box)
-    down, across = -(-described.shape[0] // box[0]), -(-described.shape[1] // box[1])
-    made = make_tensor(box, described.dtype.name, stages, lag)
-    launcher = made[_blocks(down * across, per_multiprocessor), None, stream]
-    return launcher.bind(source_map, target_map, np.uint32(down * across), np.uint32(across))
+    grid = (-(-described.shape[1] // box[1]), -(-described.shape[0] // box[0]))
+    if grid[1] > 65535:
+        raise ValueError(f"{described.shape[0]} rows in boxes of {box[0]} are {grid[1]} blocks; the grid's y ends at 65535")
+    return make_tensor(box, described.dtype.name)[grid, None, stream].bind(source_map, target_map)
 
 
 NAMES = ("source", "target")
@@ -345,8 +314,8 @@ PROBLEM = Problem(
         Variant("plain", "ld/st", "one element a thread and step", _bind_plain, baseline=True),
         Variant("vector", "ld/st", "16 bytes a thread and access", _bind_vector),
         Variant("cp_async", "cp.async", "a ring in shared memory, filled past the registers", _bind_cp_async),
-        Variant("bulk", "TMA", "the copy engine, plain stretches of memory", _bind_bulk),
-        Variant("tensor", "TMA", "the copy engine, boxes by tensor map", _bind_tensor),
+        Variant("bulk", "TMA", "the copy engine, stretches of memory through a ring", _bind_bulk),
+        Variant("tensor", "TMA", "the copy engine, one box of the matrix a block", _bind_tensor),
     ),
     cases={
         ("default", "sim"): [_case(512, 512, "float32"), _case(37, 1008, "uint8")],

@@ -1,8 +1,8 @@
 """From an instruction's addresses to elements of a NumPy array, with bounds and alignment checked.
 
 A `Resolver` belongs to one instruction. Calling it with a fragment gives ``(view, index, kind)``: the element
-``view[index]`` is what each lane (or all lanes alike, when `index` has one element) accesses, and `kind` says which memory
-that is. The segment found last time is tried first: three NumPy operations check all lanes at once.
+``view[index]`` is what each lane accesses (all lanes alike, when `index` has one element), and `kind` says which
+memory that is. The segment found last time is tried first: three NumPy operations check all lanes at once.
 """
 
 from __future__ import annotations

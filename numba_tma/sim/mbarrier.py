@@ -98,8 +98,8 @@ class BarrierMemory:
         state = pack(phase, old_tx, arrivals, pending)
         if count > pending:
             raise SimError(
-                f"{count} arrival{'s' * (count > 1)} at an mbarrier with {pending} pending ({self.where(index)}, initialised for "
-                f"{arrivals}): more threads arrive in a phase than mbarrier.init was told"
+                f"{count} arrival{'s' * (count > 1)} at an mbarrier with {pending} pending ({self.where(index)}, "
+                f"initialised for {arrivals}): more threads arrive in a phase than mbarrier.init was told"
             )
         if drop:
             arrivals -= count

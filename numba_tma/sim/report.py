@@ -38,7 +38,8 @@ class Report:
     `instructions` counts an instruction once for each warp that issues it, `lane_instructions` once for each
     thread, `steps` once for each time the simulator executes it (for many blocks at once). `bytes` has the bytes
     moved by the copy engine (tma_load, tma_store, tma_reduce, bulk_load, bulk_store, bulk_reduce, bulk_cluster,
-    cp_async) and by threads (ld_global, st_global, atom_global, ld_shared, st_shared, atom_shared). `output` is what the kernel printed.
+    cp_async) and by threads (ld_global, st_global, atom_global, ld_shared, st_shared, atom_shared). `output` is what
+    the kernel printed.
     """
 
     instructions: int = 0

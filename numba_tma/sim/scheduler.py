@@ -272,8 +272,7 @@ class Scheduler:
             fragment.tired > STALE_TURNS // 2 for fragment in self.ready.values()
         ):
             raise Deadlock(
-                "deadlock: threads poll for a change that no other thread is left to make"
-                + machine.residency_note(),
+                "deadlock: threads poll for a change that no other thread is left to make" + machine.residency_note(),
                 machine.report_waits(self),
             )
 
@@ -351,7 +350,6 @@ class Scheduler:
                     self.waits.append(wait)
             return
         raise Deadlock(
-            f"deadlock: {self.live} threads wait and nothing is left that could wake them"
-            + machine.residency_note(),
+            f"deadlock: {self.live} threads wait and nothing is left that could wake them" + machine.residency_note(),
             machine.report_waits(self),
         )

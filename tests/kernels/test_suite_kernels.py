@@ -83,7 +83,7 @@ COMPILED = {
     "copy.bulk": (copy.make_bulk, lambda: (BYTES, BYTES), "sm_90a", ("UBLKCP.S.G", "UBLKCP.G.S", "SYNCS"), ("LDS",)),
     "copy.tensor": (
         lambda: copy.make_tensor((16, 64), "float32"),
-        lambda: (TensorMap(FLOATS, (16, 64)), TensorMap(FLOATS, (16, 64)), TILES, TILES),
+        lambda: (TensorMap(FLOATS, (16, 64)), TensorMap(FLOATS, (16, 64))),
         "sm_90a",
         ("UTMALDG.2D", "UTMASTG.2D", "SYNCS"),
         ("LDS", "LDG", "STG"),

@@ -271,7 +271,7 @@ def _run_on_gpu(inputs: np.ndarray) -> np.ndarray:
     try:
         driver.copy_to_device(addresses[0], np.ascontiguousarray(inputs))
         driver.copy_to_device(addresses[1], results)
-        buffer = driver.ArgumentBuffer(16)
+        buffer = driver.ArgumentBuffer(16, [0, 8])
         buffer.view[:16] = struct.pack("<QQ", *addresses)
         driver.Launch(driver.launch_config((LANES // 256, 1, 1), (256, 1, 1), 0, 0, None), kernel, buffer)()
         driver.synchronize()

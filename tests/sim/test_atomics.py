@@ -58,7 +58,12 @@ def kernel(space: str, operation: str, kind: str) -> str:
 @pytest.mark.parametrize(
     ("operation", "kind"),
     [
-        *[(op, kind) for op in ("add", "min", "max") for kind in ("u32", "s32", "u64", "s64") if (op, kind) != ("add", "s64")],
+        *[
+            (op, kind)
+            for op in ("add", "min", "max")
+            for kind in ("u32", "s32", "u64", "s64")
+            if (op, kind) != ("add", "s64")
+        ],
         *[(op, kind) for op in ("and", "or", "xor", "exch") for kind in ("b32", "b64")],
         *[("inc", "u32"), ("dec", "u32"), ("add", "f32"), ("add", "f64")],
     ],

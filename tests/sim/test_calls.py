@@ -42,7 +42,9 @@ def test_a_function_with_a_struct():
             ret;
         }
     """
-    body = START + """
+    body = (
+        START
+        + """
         cvt.u64.u32 %rd2, %r0; mov.u64 %rd3, 1000;
         {
             .param .align 8 .b8 a[16]; .param .b32 b; .param .align 8 .b8 c[16];
@@ -54,13 +56,15 @@ def test_a_function_with_a_struct():
         mad.lo.u64 %rd4, %rd4, 1000, %rd5;
         cvt.u32.u64 %r1, %rd4; st.global.u32 [%rd0], %r1; ret;
     """
+    )
     out = np.zeros(40, np.uint32)
     run_ptx(body, 1, 40, out, declarations=declarations)
     np.testing.assert_array_equal(out, 1_000_000 + np.arange(40) + 7)
 
 
 def test_recursion():
-    declarations = """
+    declarations = (
+        """
         .func (.param .b32 out) fibonacci(.param .b32 n)
         {
             .reg .b32 %r<6>; .reg .pred %p;
@@ -68,7 +72,10 @@ def test_recursion():
             setp.lt.u32 %p, %r0, 2;
             @%p bra BASE;
             sub.u32 %r1, %r0, 1; sub.u32 %r2, %r0, 2;
-    """ + call("fibonacci", "%r1", "%r3") + call("fibonacci", "%r2", "%r4") + """
+    """
+        + call("fibonacci", "%r1", "%r3")
+        + call("fibonacci", "%r2", "%r4")
+        + """
             add.u32 %r5, %r3, %r4;
             st.param.b32 [out], %r5;
             ret;
@@ -77,6 +84,7 @@ def test_recursion():
             ret;
         }
     """
+    )
     body = START + "and.b32 %r1, %r0, 7;" + call("fibonacci", "%r1", "%r2") + "st.global.u32 [%rd0], %r2; ret;"
     out = np.zeros(32, np.uint32)
     run_ptx(body, 1, 32, out, declarations=declarations)
@@ -87,7 +95,8 @@ def test_recursion():
 
 
 def test_lanes_call_different_functions_and_one_exits_inside():
-    declarations = """
+    declarations = (
+        """
         .func (.param .b32 out) twice(.param .b32 x)
         { .reg .b32 %r<3>; ld.param.u32 %r0, [x]; add.u32 %r1, %r0, %r0; st.param.b32 [out], %r1; ret; }
         .func (.param .b32 out) picky(.param .b32 x)
@@ -95,12 +104,19 @@ def test_lanes_call_different_functions_and_one_exits_inside():
             .reg .b32 %r<3>; .reg .pred %p;
             ld.param.u32 %r0, [x]; setp.eq.u32 %p, %r0, 5;
             @%p exit;
-    """ + call("twice", "%r0", "%r1") + """
+    """
+        + call("twice", "%r0", "%r1")
+        + """
             add.u32 %r1, %r1, 100; st.param.b32 [out], %r1; ret;
         }
     """
+    )
     body = START + "and.b32 %r1, %r0, 1; setp.eq.u32 %p0, %r1, 0; @%p0 bra EVEN;" + call("picky", "%r0", "%r2")
-    body += "bra.uni JOIN; EVEN:" + call("twice", "%r0", "%r2") + "JOIN: add.u32 %r2, %r2, 1; st.global.u32 [%rd0], %r2; ret;"
+    body += (
+        "bra.uni JOIN; EVEN:"
+        + call("twice", "%r0", "%r2")
+        + "JOIN: add.u32 %r2, %r2, 1; st.global.u32 [%rd0], %r2; ret;"
+    )
     out = np.zeros(32, np.uint32)
     run_ptx(body, 1, 32, out, declarations=declarations)
     i = np.arange(32)
@@ -108,7 +124,9 @@ def test_lanes_call_different_functions_and_one_exits_inside():
 
 
 def test_branch_tables():
-    body = START + """
+    body = (
+        START
+        + """
         .branchtargets_placeholder
         rem.u32 %r1, %r0, 3;
         TABLE: .branchtargets A, B, C;
@@ -118,13 +136,16 @@ def test_branch_tables():
         C: mov.u32 %r2, 30;
         END: st.global.u32 [%rd0], %r2; ret;
     """.replace(".branchtargets_placeholder", "")
+    )
     out = np.zeros(40, np.uint32)
     run_ptx(body, 1, 40, out)
     np.testing.assert_array_equal(out, np.choose(np.arange(40) % 3, [10, 20, 30]))
 
 
 def test_guarded_instructions():
-    body = START + """
+    body = (
+        START
+        + """
         setp.lt.u32 %p0, %r0, 10; setp.lt.u32 %p1, %r0, 20;
         mov.u32 %r1, 1;
         @%p0 mov.u32 %r1, 2;
@@ -137,6 +158,7 @@ def test_guarded_instructions():
         add.u32 %r1, %r1, 1000; st.global.u32 [%rd0], %r1;
         END: ret;
     """
+    )
     out = np.arange(40, dtype=np.uint32) + 500
     run_ptx(body, 1, 40, out)
     i = np.arange(40)
@@ -172,7 +194,9 @@ def test_a_heap():
         .extern .func (.param .b64 p) malloc(.param .b64 n);
         .extern .func free(.param .b64 p);
     """
-    body = START + """
+    body = (
+        START
+        + """
         {
             .param .b64 n; .param .b64 p;
             st.param.b64 [n], 8;
@@ -186,6 +210,7 @@ def test_a_heap():
         st.u32 [%rd2], %r0;
         END: ret;
     """
+    )
     out = np.zeros(4, np.uint32)
     with pytest.raises(sim.OutOfBounds, match="thread 2"):
         run_ptx(body, 1, 4, out, declarations=declarations)

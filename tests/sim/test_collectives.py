@@ -48,11 +48,15 @@ def shuffle(mode: str, values: list[int], b: list[int], c: int) -> tuple[list[in
 def test_shuffles(rng, mode, width):
     segment = 32 - width
     c = segment << 8 | (0 if mode == "up" else 31)
-    body = PROLOGUE + f"""
+    body = (
+        PROLOGUE
+        + f"""
         and.b32 %r7, %r4, 15;
         shfl.sync.{mode}.b32 %r5|%p0, %r4, %r7, {c}, 0xffffffff;
         selp.u32 %r6, 1, 0, %p0;
-    """ + EPILOGUE
+    """
+        + EPILOGUE
+    )
     a = rng.integers(0, 1 << 32, (2, 64)).astype(np.uint32)
     out = np.zeros((2, 64, 2), np.uint32)
     run_ptx(body, 2, 64, a, out)
@@ -63,10 +67,14 @@ def test_shuffles(rng, mode, width):
 
 
 def test_the_last_warp_may_be_narrow(rng):
-    body = PROLOGUE + """
+    body = (
+        PROLOGUE
+        + """
         shfl.sync.idx.b32 %r5, %r4, 3, 31, 0xffffffff;
         vote.sync.ballot.b32 %r6, 1, 0xffffffff;
-    """.replace("ballot.b32 %r6, 1", "ballot.b32 %r6, %p1") + EPILOGUE
+    """.replace("ballot.b32 %r6, 1", "ballot.b32 %r6, %p1")
+        + EPILOGUE
+    )
     body = body.replace("shfl.sync", "setp.eq.u32 %p1, %r0, %r0;\n shfl.sync", 1)
     a = rng.integers(0, 100, (3, 40)).astype(np.uint32)
     out = np.zeros((3, 40, 2), np.uint32)
@@ -93,7 +101,9 @@ def test_reductions_over_a_warp(rng):
         "xor.b32": (np.bitwise_xor, a),
     }
     for name, (function, values) in cases.items():
-        body = PROLOGUE + f"""
+        body = (
+            PROLOGUE
+            + f"""
             mov.u32 %r8, %laneid; mov.u32 %r9, {members}; mov.u32 %r6, 0; mov.u32 %r5, 0;
             shr.u32 %r10, %r9, %r8; and.b32 %r10, %r10, 1;
             setp.eq.u32 %p0, %r10, 0;
@@ -102,7 +112,9 @@ def test_reductions_over_a_warp(rng):
             elect.sync %r6|%p1, %r9;
             selp.u32 %r6, 1, 0, %p1;
             DONE:
-        """ + EPILOGUE
+        """
+            + EPILOGUE
+        )
         out = np.zeros((64, 2), np.uint32)
         run_ptx(body, 1, 64, a, out)
         for warp in range(2):
@@ -113,7 +125,9 @@ def test_reductions_over_a_warp(rng):
 
 
 def test_votes_in_part_of_a_warp(rng):
-    body = PROLOGUE + """
+    body = (
+        PROLOGUE
+        + """
         mov.u32 %r5, 0; mov.u32 %r6, 0;
         and.b32 %r7, %r0, 3; setp.eq.u32 %p0, %r7, 1; setp.ne.u32 %p1, %r4, 0;
         @!%p0 bra DONE;
@@ -122,7 +136,9 @@ def test_votes_in_part_of_a_warp(rng):
         vote.sync.uni.pred %p3, %p1, 0x22222222;
         selp.u32 %r6, 1, 0, %p2; selp.u32 %r7, 2, 0, %p3; add.u32 %r6, %r6, %r7;
         DONE:
-    """ + EPILOGUE
+    """
+        + EPILOGUE
+    )
     a = rng.integers(0, 2, (4, 32)).astype(np.uint32)
     a[1, 1::4], a[2, 1::4] = 1, 0
     out = np.zeros((4, 32, 2), np.uint32)
@@ -136,10 +152,14 @@ def test_votes_in_part_of_a_warp(rng):
 
 
 def test_match_all(rng):
-    body = PROLOGUE + """
+    body = (
+        PROLOGUE
+        + """
         match.all.sync.b32 %r5|%p0, %r4, 0xffffffff;
         selp.u32 %r6, 1, 0, %p0;
-    """ + EPILOGUE
+    """
+        + EPILOGUE
+    )
     a = np.array([[7] * 32, [7] * 31 + [8]], np.uint32)
     out = np.zeros((2, 32, 2), np.uint32)
     run_ptx(body, 1, 64, a, out)

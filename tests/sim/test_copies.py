@@ -100,7 +100,8 @@ def test_tensor_copies_in_and_out(rng, policy):
         mbarrier.init.shared.b64 [%r2], 1;
         fence.proxy.async.shared::cta;
         mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 2048;
-        cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd0, {%r3, %r4}], [%r2];
+        cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+            [%r1], [%rd0, {%r3, %r4}], [%r2];
         START: bar.sync 0;
         TRY: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0;
         @!%p1 bra TRY;
@@ -138,7 +139,8 @@ def test_multicast_to_a_cluster(rng):
         .shared .align 128 .b8 tile[512]; .shared .align 8 .b64 bar;
         .reg .b32 %r<12>; .reg .b16 %h<2>; .reg .b64 %rd<6>; .reg .pred %p<6>;
         ld.param.u64 %rd0, [p0]; ld.param.u64 %rd1, [p1];
-        mov.u32 %r0, %tid.x; mov.u32 %r1, tile; mov.u32 %r2, bar; mov.u32 %r3, %cluster_ctarank; mov.u32 %r4, %clusterid.x;
+        mov.u32 %r0, %tid.x; mov.u32 %r1, tile; mov.u32 %r2, bar; mov.u32 %r3, %cluster_ctarank;
+        mov.u32 %r4, %clusterid.x;
         setp.eq.u32 %p0, %r0, 0;
         @%p0 mbarrier.init.shared.b64 [%r2], 1;
         @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 512;
@@ -146,7 +148,8 @@ def test_multicast_to_a_cluster(rng):
         setp.eq.u32 %p1, %r3, 0; and.pred %p1, %p1, %p0;
         mul.wide.u32 %rd2, %r4, 512; add.u64 %rd0, %rd0, %rd2;
         mov.u16 %h0, 3;
-        @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%rd0], 512, [%r2], %h0;
+        @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+            [%r1], [%rd0], 512, [%r2], %h0;
         TRY: mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0;
         @!%p2 bra TRY;
         shl.b32 %r5, %r0, 2; add.u32 %r5, %r5, %r1;
@@ -182,7 +185,8 @@ def test_copy_to_a_peer_and_reduction(rng):
         mov.u32 %r8, 0;
         mapa.shared::cluster.u32 %r9, %r1, %r8;
         mapa.shared::cluster.u32 %r10, %r2, %r8;
-        @%p1 cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%r9], [%r1], 512, [%r10];
+        @%p1 cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32
+            [%r9], [%r1], 512, [%r10];
         setp.eq.u32 %p2, %r3, 0;
         @!%p2 bra END;
         TRY: mbarrier.try_wait.parity.shared.b64 %p3, [%r2], 0;

@@ -173,7 +173,8 @@ def test_random_programs(rng, part):
             ld.param.u64 %rd0, [p0];
             mov.u32 %t0, %tid.x; mov.u32 %t1, %ctaid.x; mov.u32 %t2, %ntid.x; mad.lo.u32 %t3, %t1, %t2, %t0;
             mul.wide.u32 %rd1, %t3, 28; add.u64 %rd0, %rd0, %rd1;
-            mov.u32 %v0, %t3; mul.lo.u32 %v1, %t3, 7; xor.b32 %v2, %t3, 13; mov.u32 %v3, %t1; mov.u32 %v4, 5; mov.u32 %v5, 0;
+            mov.u32 %v0, %t3; mul.lo.u32 %v1, %t3, 7; xor.b32 %v2, %t3, 13; mov.u32 %v3, %t1;
+            mov.u32 %v4, 5; mov.u32 %v5, 0;
             {main_text}
             END:
             {" ".join(f"st.global.u32 [%rd0+{4 * i}], %v{i};" for i in range(REGISTERS))}
@@ -196,6 +197,4 @@ def test_random_programs(rng, part):
 
 
 def _contains(statements: list, kind: str) -> bool:
-    return any(
-        s[0] == kind or any(isinstance(part, list) and _contains(part, kind) for part in s) for s in statements
-    )
+    return any(s[0] == kind or any(isinstance(part, list) and _contains(part, kind) for part in s) for s in statements)

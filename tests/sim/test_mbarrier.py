@@ -40,7 +40,10 @@ def test_the_word_keeps_its_fields(rng):
 
 
 def test_a_phase_completes_with_its_last_arrival():
-    body = BARRIER + init(3) + """
+    body = (
+        BARRIER
+        + init(3)
+        + """
         @!%p0 bra DONE;
         mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 1;   // the phase before the first counts as complete
         mbarrier.test_wait.parity.shared.b64 %p2, [%r1], 0;
@@ -65,6 +68,7 @@ def test_a_phase_completes_with_its_last_arrival():
         st.global.u32 [%rd0+8], %r3;
         DONE: ret;
     """
+    )
     out = np.zeros(3, np.uint32)
     run_ptx(body, 1, 32, out)
     assert out.tolist() == [1 + 8 + 16, 3, 2]
@@ -122,7 +126,10 @@ def test_ping_pong_between_two_warps_of_many_blocks():
 
 
 def test_expected_bytes_hold_the_phase_back():
-    body = BARRIER + init(1) + """
+    body = (
+        BARRIER
+        + init(1)
+        + """
         @!%p0 bra DONE;
         mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 96;
         mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 0;
@@ -142,13 +149,17 @@ def test_expected_bytes_hold_the_phase_back():
         st.global.u32 [%rd0], %r4;
         DONE: ret;
     """
+    )
     out = np.zeros(1, np.uint32)
     run_ptx(body, 1, 32, out)
     assert out[0] == 4 + 16
 
 
 def test_arrive_drop_lowers_the_next_phases():
-    body = BARRIER + init(2) + """
+    body = (
+        BARRIER
+        + init(2)
+        + """
         @!%p0 bra DONE;
         mbarrier.arrive_drop.shared.b64 _, [%r1];
         mbarrier.arrive.shared.b64 _, [%r1];
@@ -158,6 +169,7 @@ def test_arrive_drop_lowers_the_next_phases():
         st.global.u32 [%rd0], %r4;
         DONE: ret;
     """
+    )
     out = np.zeros(1, np.uint32)
     run_ptx(body, 1, 32, out)
     assert out[0] == 1
@@ -165,7 +177,10 @@ def test_arrive_drop_lowers_the_next_phases():
 
 def test_arrivals_of_a_warp_run_through_phases():
     # A barrier for one arrival at which 32 lanes arrive: 32 phases, so parity 0 is the current one again.
-    body = BARRIER + init(1) + """
+    body = (
+        BARRIER
+        + init(1)
+        + """
         mbarrier.arrive.shared.b64 %rd1, [%r1];
         bar.sync 0;
         mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 0;
@@ -176,6 +191,7 @@ def test_arrivals_of_a_warp_run_through_phases():
         st.global.u32 [%rd0], %r4;
         ret;
     """
+    )
     out = np.zeros(32, np.uint32)
     run_ptx(body, 1, 32, out)
     assert (out == 2).all()
@@ -215,12 +231,16 @@ def test_arriving_at_a_peer():
 
 
 def test_a_missing_arrival_is_a_deadlock_with_its_barrier():
-    body = BARRIER + init(33) + """
+    body = (
+        BARRIER
+        + init(33)
+        + """
         mbarrier.arrive.shared.b64 _, [%r1];
         WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0;
         @!%p1 bra WAIT;
         ret;
     """
+    )
     with pytest.raises(sim.Deadlock) as caught:
         run_ptx(body, 2, 32, np.zeros(1, np.uint32))
     report = caught.value.report
@@ -231,12 +251,16 @@ def test_a_missing_arrival_is_a_deadlock_with_its_barrier():
 
 
 def test_missing_bytes_are_a_deadlock_with_their_number():
-    body = BARRIER + init(1) + """
+    body = (
+        BARRIER
+        + init(1)
+        + """
         @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 1024;
         WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0;
         @!%p1 bra WAIT;
         ret;
     """
+    )
     with pytest.raises(sim.Deadlock, match="1024 bytes missing") as caught:
         run_ptx(body, 1, 32, np.zeros(1, np.uint32))
     assert "arrivals missing" not in caught.value.report
@@ -244,7 +268,9 @@ def test_missing_bytes_are_a_deadlock_with_their_number():
 
 def test_mistakes_have_names():
     use = BARRIER + "mbarrier.arrive.shared.b64 _, [%r1]; ret;"
-    with pytest.raises(sim.SimError, match="arrive on an mbarrier that is not initialised .block 0, shared address 0x400"):
+    with pytest.raises(
+        sim.SimError, match="arrive on an mbarrier that is not initialised .block 0, shared address 0x400"
+    ):
         run_ptx(use, 1, 1, np.zeros(1, np.uint32))
     wait = BARRIER + "mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0; ret;"
     with pytest.raises(sim.SimError, match="try_wait on an mbarrier that is not initialised"):
@@ -267,7 +293,10 @@ def test_mistakes_have_names():
 
 def test_try_wait_may_return_false():
     # A kernel that counts how often it asked is not stuck: after some tries it goes on without the barrier.
-    body = BARRIER + init(1) + """
+    body = (
+        BARRIER
+        + init(1)
+        + """
         mov.u32 %r2, 0;
         AGAIN:
         mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0;
@@ -277,6 +306,7 @@ def test_try_wait_may_return_false():
         st.global.u32 [%rd0], %r2;
         ret;
     """
+    )
     out = np.zeros(1, np.uint32)
     run_ptx(body, 1, 1, out)
     assert out[0] == 5

@@ -1,0 +1,64 @@
+"""What may watch a launch: methods that the machine calls at memory accesses and at synchronisation.
+
+The machine makes these calls only when a launch has an observer. A fragment's lanes are named by `fragment.slot`
+(which resident block) and `fragment.thread` (linear index in the block). A subclass overrides what it needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .fragment import Fragment
+    from .machine import Machine
+    from .module import Instruction
+
+
+class Observer:
+    """Sees everything and does nothing."""
+
+    def wave(self, machine: Machine, blocks: int) -> None:
+        """A wave of so many blocks begins."""
+
+    def access(
+        self,
+        fragment: Fragment,
+        instruction: Instruction,
+        kind: int,
+        index: np.ndarray,
+        dtype: np.dtype,
+        count: int,
+        action: str,
+    ) -> None:
+        """Lanes access `count` elements of `dtype` from element `index` on (one, or one for each lane).
+
+        `kind` is access.GLOBAL, SHARED, LOCAL, PARAM or CONST; `action` is "read", "write" or "atomic". Elements of
+        shared memory are counted over all resident blocks (`machine.shared`), those of global memory from the
+        beginning of their segment.
+        """
+
+    def fence(self, fragment: Fragment, instruction: Instruction) -> None:
+        """membar, or fence of any kind."""
+
+    def barrier_passed(self, fragment: Fragment, barrier: int) -> None:
+        """Every live thread of the wave came to a block barrier at once and goes on."""
+
+    def barrier_arrived(self, fragment: Fragment, barrier: np.ndarray) -> None:
+        """Lanes arrive at block barriers (one number, or one for each lane)."""
+
+    def barriers_completed(self, slots: np.ndarray, barriers: np.ndarray) -> None:
+        """Phases of block barriers complete; who waited goes on."""
+
+    def mbarrier(self, fragment: Fragment, instruction: Instruction, index: np.ndarray) -> None:
+        """An mbarrier instruction, for waits when they succeed. `index` counts 64-bit words of `machine.shared`."""
+
+    def phase_completed(self, index: int) -> None:
+        """The phase of an mbarrier completes."""
+
+    def copy_issued(self, fragment: Fragment, instruction: Instruction) -> None:
+        """Lanes issue asynchronous copies, or change tensor maps."""
+
+    def groups_waited(self, fragment: Fragment, what: str) -> None:
+        """Lanes pass a wait for their bulk groups or cp.async groups."""
