@@ -200,7 +200,7 @@ def _atomic(d: Builder, instruction: Instruction) -> Step:
         n = fragment.n
         machine.atomic[where] += nbytes * n
         if machine.observer is not None:
-            machine.observer.access(fragment, instruction, where, index, dtype, count, "atomic")
+            machine.observer.access(fragment, instruction, where, view, index, count, "atomic")
         index = _spread(index, n)
         if combine is None:
             old = apply_cas(view, index, _spread(values[0], n), _spread(values[1], n))

@@ -87,7 +87,7 @@ def _ld(d: Builder, instruction: Instruction) -> Step:
             else:
                 loaded[kind] += nbytes * fragment.n
                 if machine.observer is not None:
-                    machine.observer.access(fragment, instruction, kind, index, dtype, 1, "read")
+                    machine.observer.access(fragment, instruction, kind, view, index, 1, "read")
                 value = view.take(index)
             if number is not None:
                 values[number] = value if extend is None else extend(value)
@@ -105,7 +105,7 @@ def _ld(d: Builder, instruction: Instruction) -> Step:
             return
         loaded[kind] += nbytes * fragment.n
         if machine.observer is not None:
-            machine.observer.access(fragment, instruction, kind, index, dtype, count, "read")
+            machine.observer.access(fragment, instruction, kind, view, index, count, "read")
         for k, write in enumerate(writers):
             if write is not None:
                 write(fragment, view.take(index + k if k else index))
@@ -123,7 +123,7 @@ def _load_scattered(
         value[positions] = view.take(index + k)
         if machine.observer is not None:
             part = fragment.subset(positions, fragment.block)
-            machine.observer.access(part, instruction, kind, index + k, view.dtype, 1, "read")
+            machine.observer.access(part, instruction, kind, view, index + k, 1, "read")
         machine.loaded[kind] += view.dtype.itemsize * positions.size
     return value
 
@@ -188,7 +188,7 @@ def _st(d: Builder, instruction: Instruction) -> Step:
         if parts is None:
             stored[kind] += nbytes * fragment.n
             if machine.observer is not None:
-                machine.observer.access(fragment, instruction, kind, index, dtype, count, "write")
+                machine.observer.access(fragment, instruction, kind, view, index, count, "write")
             for k, read in enumerate(readers):
                 value = read(fragment)
                 _put(view, index + k if k else index, value, kind)
@@ -197,7 +197,7 @@ def _st(d: Builder, instruction: Instruction) -> Step:
             stored[kind] += nbytes * positions.size
             if machine.observer is not None:
                 part = fragment.subset(positions, fragment.block)
-                machine.observer.access(part, instruction, kind, index, dtype, count, "write")
+                machine.observer.access(part, instruction, kind, view, index, count, "write")
             for k, read in enumerate(readers):
                 value = read(fragment)
                 _put(view, index + k, value if value.size == 1 else value[positions], kind)

@@ -27,16 +27,15 @@ class Observer:
         fragment: Fragment,
         instruction: Instruction,
         kind: int,
+        view: np.ndarray,
         index: np.ndarray,
-        dtype: np.dtype,
         count: int,
         action: str,
     ) -> None:
-        """Lanes access `count` elements of `dtype` from element `index` on (one, or one for each lane).
+        """Lanes access `count` elements of `view` from element `index` on (one, or one for each lane).
 
-        `kind` is access.GLOBAL, SHARED, LOCAL, PARAM or CONST; `action` is "read", "write" or "atomic". Elements of
-        shared memory are counted over all resident blocks (`machine.shared`), those of global memory from the
-        beginning of their segment.
+        `kind` is access.GLOBAL, SHARED, LOCAL, PARAM or CONST; `action` is "read", "write" or "atomic". The view is
+        all of `machine.shared`, of every thread's local memory, or of the segment that the addresses lie in.
         """
 
     def fence(self, fragment: Fragment, instruction: Instruction) -> None:

@@ -18,8 +18,8 @@ class Recorder(Observer):
     def wave(self, machine, blocks):
         self.seen.append(("wave", blocks))
 
-    def access(self, fragment, instruction, kind, index, dtype, count, action):
-        self.seen.append((action, kind, np.broadcast_to(index, fragment.n).tolist(), dtype.itemsize * count))
+    def access(self, fragment, instruction, kind, view, index, count, action):
+        self.seen.append((action, kind, np.broadcast_to(index, fragment.n).tolist(), view.itemsize * count))
 
     def barrier_passed(self, fragment, barrier):
         self.seen.append(("barrier", barrier, fragment.n))
