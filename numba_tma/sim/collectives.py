@@ -183,11 +183,7 @@ def _members(warps: Warps, mask: np.ndarray) -> np.ndarray:
 
 def _match(d: Builder, instruction: Instruction) -> Step:
     everyone = "all" in instruction.modifiers
-    dtype = np.dtype(
-        np.uint64 if instruction.modifiers[-2 if instruction.modifiers[-1] == "sync" else -1] == "b64" else np.uint32
-    )
-    if "b64" in instruction.modifiers:
-        dtype = np.dtype(np.uint64)
+    dtype = np.dtype(np.uint64 if "b64" in instruction.modifiers else np.uint32)
     destination, source, member = instruction.operands
     predicate = None
     if isinstance(destination, PredicatePair):

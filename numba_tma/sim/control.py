@@ -14,7 +14,7 @@ from .decode import DTYPES
 from .errors import SimError, Trap, UnknownInstruction
 from .fragment import Fragment
 from .module import Instruction, Label, Register, Symbol, Vector
-from .program import BOOL, MAX_CALL_DEPTH, U32, Block, Builder, Instance, Reader, Step
+from .program import BOOL, BUDGET, MAX_CALL_DEPTH, U32, Block, Builder, Instance, Reader, Step
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -159,17 +159,10 @@ def _nanosleep(d: Builder, instruction: Instruction) -> Step:
     read = d.reader(instruction.operands[0], U32)
     machine = d.machine
 
-    def end(fragment: Fragment, block: Block) -> Block | None:
+    def run(values: list, fragment: Fragment) -> None:
         machine.clock_ns += int(read(fragment).max())
-        scheduler = machine.scheduler
-        if not scheduler.ready:
-            return block.next
-        fragment.tired += 1
-        fragment.block = block.next
-        scheduler.add(fragment)
-        return None
 
-    return Step(end=end, cost=512)
+    return Step(run=run, cost=BUDGET)
 
 
 def _call(d: Builder, instruction: Instruction) -> Step:

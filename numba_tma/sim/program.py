@@ -48,6 +48,8 @@ Reader = Callable[[Fragment], np.ndarray]
 Writer = Callable[[Fragment, np.ndarray], None]
 
 MAX_CALL_DEPTH = 64
+# What a fragment may spend in one turn, in costs of blocks.
+BUDGET = 4096
 # Program counters of an instance begin at a multiple of this.
 _PC_SPAN = 1 << 24
 

@@ -20,12 +20,12 @@ import numpy as np
 
 from .errors import Deadlock, SimError, StepLimit
 from .fragment import Fragment, merge, reroot
+from .program import BUDGET
 
 if TYPE_CHECKING:
     from .machine import Machine
     from .program import Block
 
-BUDGET = 4096
 # Rounds in which only polling fragments used up their turns and nothing changed: then it is a deadlock.
 STALE_TURNS = 150
 # How often a stalled machine lets waits time out before it gives up.

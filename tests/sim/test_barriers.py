@@ -213,6 +213,15 @@ def test_a_deadlock_names_the_python_line():
     assert "waits at barrier 0 for all 64 threads of the block, 32 have come" in caught.value.report
 
 
+def test_threads_that_sleep_and_poll_for_ever():
+    def stuck(flag):
+        while cuda.atomic.add(flag, cuda.threadIdx.x // 32, 0) == 0:
+            cuda.nanosleep(1000)
+
+    with pytest.raises(sim.Deadlock, match="poll"):
+        run(stuck, (int32[:],), 1, 64, np.zeros(2, np.int32))
+
+
 def test_different_counts_at_a_barrier():
     body = """
         .reg .b32 %r<3>; .reg .pred %p<2>;
