@@ -231,7 +231,7 @@ class ArgumentBuffer:
         # The tensor maps inside want 64-byte alignment, which ctypes does not promise.
         self._raw = ctypes.create_string_buffer(nbytes + 64)
         start = -ctypes.addressof(self._raw) % 64
-        self.view = memoryview(self._raw)[start : start + nbytes]
+        self.view = memoryview(self._raw).cast("B")[start : start + nbytes]
         first = ctypes.addressof(self._raw) + start
         self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(first + offset for offset in offsets))
         self.address = ctypes.addressof(self._pointers)
