@@ -114,7 +114,7 @@ def _record(problem: Problem, case: Case, variant: Variant, backend: str, device
         device,
         case.shape,
         case.dtype,
-        dict(case.options),
+        case.options_of(variant.name),
         ok=False,
         tolerance=problem.tolerance,
     )
@@ -132,7 +132,7 @@ def _simulated(
         _poison(host[name])
     try:
         with launch.use_backend("sim"):
-            report = variant.bind(host, **case.options)()
+            report = variant.bind(host, **case.options_of(variant.name))()
     except Exception as error:
         record.reason = f"{type(error).__name__}: {error}"
         return record
@@ -158,7 +158,7 @@ def _checked_on_gpu(
         device[name].poison()
     try:
         with launch.use_backend("gpu"):
-            bound = variant.bind(device, **case.options)
+            bound = variant.bind(device, **case.options_of(variant.name))
             bound()
         driver.synchronize()
     except launch.LaunchError as error:

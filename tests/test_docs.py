@@ -73,3 +73,13 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_tables_are_made_from_the_results():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "update_tables.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"run scripts/update_tables.py: {done.stdout}{done.stderr}"

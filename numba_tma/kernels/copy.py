@@ -257,7 +257,9 @@ def _bind_tensor(
     source_map, target_map = TensorMap(arrays["source"], box, store=False), TensorMap(arrays["target"], box)
     grid = (-(-described.shape[1] // box[1]), -(-described.shape[0] // box[0]))
     if grid[1] > 65535:
-        raise ValueError(f"{described.shape[0]} rows in boxes of {box[0]} are {grid[1]} blocks; the grid's y ends at 65535")
+        raise ValueError(
+            f"{described.shape[0]} rows in boxes of {box[0]} are {grid[1]} blocks; the grid's y ends at 65535"
+        )
     return make_tensor(box, described.dtype.name)[grid, None, stream].bind(source_map, target_map)
 
 

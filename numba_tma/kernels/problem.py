@@ -26,11 +26,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Case:
-    """One size to run: the shape, the element type, and the variants' options for it."""
+    """One size to run: the shape, the element type, the options of all variants and, by name, of single ones."""
 
     shape: tuple[int, ...]
     dtype: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def options_of(self, variant: str) -> dict[str, Any]:
+        """What the variant of this name is bound with."""
+        return {**self.options, **self.tuned.get(variant, {})}
 
 
 @dataclass(frozen=True)
