@@ -164,13 +164,14 @@ def compile_kernel(
 def link(modules: Sequence[tuple[str, str]], arch: str) -> tuple[bytes, str]:
     """Assemble and link PTX modules, given as (name, text), into a cubin; returns it with the assembler's log.
 
-    A module that stands alone goes to ptxas, where there is one that knows its PTX version. nvJitLink, which takes the
-    others, assembles for linking and leaves `setmaxnreg` out; it says so in the log.
+    nvJitLink does it, as for Numba itself, with one exception: it assembles for linking and so leaves `setmaxnreg` out
+    (a note in its log says so). A module that stands alone and has that instruction goes to ptxas, where there is one
+    that knows the module's PTX version.
 
     Raises:
         CompileError: quoting the assembler's own message.
     """
-    tool = _tool("ptxas") if len(modules) == 1 else None
+    tool = _tool("ptxas") if len(modules) == 1 and "setmaxnreg" in modules[0][1] else None
     if tool is not None:
         assembled = _assemble(tool, *modules[0], arch)
         if assembled is not None:

@@ -45,6 +45,12 @@ def _records(results: Path, problem: str | None = None) -> list[dict]:
     return [record for record in records if problem in (None, record["problem"])]
 
 
+def _options(record: dict) -> str:
+    """Options as a reader would write them: tiles as 16×128."""
+    words = [f"{k} {'×'.join(map(str, v)) if isinstance(v, list) else v}" for k, v in record["options"].items()]
+    return ", ".join(words)
+
+
 def _speed(problem: str) -> Callable[[Path], str]:
     def make(results: Path) -> str:
         rows = []
@@ -56,13 +62,14 @@ def _speed(problem: str) -> Callable[[Path], str]:
                     "×".join(map(str, r["shape"])),
                     r["dtype"],
                     f"`{r['variant']}`",
+                    _options(r),
                     seconds(r["seconds"]),
                     f"{r['gb_per_s']:,.0f}",
                     f"{r['share_of_device_copy']:.1%}",
                     f"{r['ratio_to_baseline']:.2f}×" if r["ratio_to_baseline"] else "",
                 ]
             )
-        return _table(rows, ["shape", "type", "variant", "time", "GB/s", "of device copy", "vs `plain`"])
+        return _table(rows, ["shape", "type", "variant", "options", "time", "GB/s", "of device copy", "vs `plain`"])
 
     return make
 
@@ -70,13 +77,12 @@ def _speed(problem: str) -> Callable[[Path], str]:
 def _all_records(results: Path) -> str:
     rows = []
     for r in _records(results):
-        options = ", ".join(f"{key}={value}" for key, value in r["options"].items())
         rows.append(
             [
                 f"{r['problem']}.{r['variant']}",
                 "×".join(map(str, r["shape"])),
                 r["dtype"],
-                options,
+                _options(r),
                 "yes" if r["ok"] else r["reason"],
                 "" if r["error"] is None else f"{r['error']:.1e}" if r["error"] else "0",
                 seconds(r["seconds"]),
@@ -114,8 +120,7 @@ def _sweep(results: Path) -> str:
         best.setdefault(r["variant"], r)
     rows = []
     for variant, r in best.items():
-        options = ", ".join(f"{key}={value}" for key, value in r["options"].items())
-        rows.append([f"`{variant}`", options, seconds(r["seconds"]), f"{r['share_of_device_copy']:.1%}"])
+        rows.append([f"`{variant}`", _options(r), seconds(r["seconds"]), f"{r['share_of_device_copy']:.1%}"])
     return _table(rows, ["variant", "best of the sweep at 16384²", "time", "of device copy"])
 
 
