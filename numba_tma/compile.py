@@ -102,7 +102,7 @@ class Compiled:
     @property
     def resources(self) -> Resources:
         """Registers, spills, shared and local bytes, as ptxas reported them."""
-        return _parse_resources(self._linked[1], self.name)
+        return _parse_resources(self._linked[1], self.name, self.arch)
 
     @functools.cached_property
     def sass(self) -> str:
@@ -414,19 +414,28 @@ def _from_json(data: bytes) -> Compiled:
 
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(.*)")
+_LINKED = re.compile(r"info\s*: used \d+ registers(.*)")
+# From sm_90 on nvJitLink counts in the kilobyte that the system keeps in each block that has shared memory.
+_RESERVED_SHARED = 1024
 _AMOUNTS = {name: re.compile(rf"(\d+) {name}|used (\d+) {name}") for name in ("barriers", "bytes smem", "bytes lmem")}
 
 
-def _parse_resources(log: str, name: str) -> Resources:
+def _parse_resources(log: str, name: str, arch: str) -> Resources:
     start = log.find(f"Compiling entry function '{name}'")
     own = log[max(start, 0) :]
     stack, used = _STACK.search(own), _USED.search(own)
     if used is None:
         raise CompileError(f"no resource report for {name} in the assembler's log:\n{log}")
 
-    def amount(what: str) -> int:
-        found = _AMOUNTS[what].search(used[2])
+    def amount(what: str, line: str) -> int:
+        found = _AMOUNTS[what].search(line)
         return int(found[1] or found[2]) if found else 0
+
+    linked = _LINKED.search(log)
+    shared = amount("bytes smem", used[2])
+    if linked:
+        reserved = _RESERVED_SHARED if architectures.parse(arch)[0] >= 9 else 0
+        shared = max(amount("bytes smem", linked[1]) - reserved, 0)
 
     frame = tuple(int(v) for v in stack.groups()) if stack else (0, 0, 0)
     return Resources(
@@ -434,8 +443,8 @@ def _parse_resources(log: str, name: str) -> Resources:
         stack_bytes=frame[0],
         spill_store_bytes=frame[1],
         spill_load_bytes=frame[2],
-        shared_bytes=amount("bytes smem"),
-        local_bytes=amount("bytes lmem"),
-        barriers=amount("barriers"),
+        shared_bytes=shared,
+        local_bytes=amount("bytes lmem", used[2]),
+        barriers=amount("barriers", used[2]),
         warnings=tuple(line.strip() for line in log.splitlines() if "warning" in line.lower() or "C75" in line),
     )

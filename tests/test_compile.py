@@ -54,7 +54,8 @@ def test_architectures(arch):
     assert 0 < resources.registers <= 64 and resources.spill_store_bytes == 0 and resources.local_bytes == 0
 
 
-def test_resources_see_shared_local_and_spills():
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_resources_see_shared_and_local_memory(arch):
     @kernel(threads=32)
     def wasteful(out, n):
         tile = cuda.shared.array((64, 8), float32)
@@ -65,7 +66,7 @@ def test_resources_see_shared_local_and_spills():
         cuda.syncthreads()
         out[0] = tile[n, 0]
 
-    resources = wasteful.compile(X[0], np.int32(1)).resources
+    resources = wasteful.compile(X[0], np.int32(1), arch=arch).resources
     assert resources.shared_bytes == 64 * 8 * 4
     assert resources.stack_bytes >= 400
     assert resources.barriers == 1

@@ -69,7 +69,7 @@ def test_commands_exist(name, line):
 
 def test_links_lead_somewhere():
     for page in PAGES:
-        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
