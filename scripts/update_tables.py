@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing")
     options = parser.parse_args()
     stale = []
-    for page in sorted((ROOT / "docs").rglob("*.md")):
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text()
         made = tables.update(text, ROOT / "docs" / "results")
         if made != text:
