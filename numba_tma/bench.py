@@ -11,8 +11,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numba import cuda
+from numba.cuda.types import uint32, uint64
+
 from . import driver
+from .device_array import DeviceArray
 from .driver import check
+from .launch import kernel, use_backend
 
 
 @dataclass(frozen=True)
@@ -25,22 +31,34 @@ class Timing:
     samples: int
 
 
+@kernel(threads=256)
+def _read_all(words, sink):
+    """Read every word; the sum is only there so that the reads are."""
+    step = uint32(cuda.gridDim.x) * uint32(cuda.blockDim.x)
+    total = uint64(0)
+    for i in range(uint32(cuda.grid(1)), uint32(words.size), step):
+        total += words[i]
+    if total == uint64(1):
+        sink[0] = total
+
+
 class Flush:
-    """Overwrites the L2 cache between launches, so that no launch finds its input there."""
+    """Fills the L2 cache with other data between launches, so that no launch finds its input there.
 
-    def __init__(self, ordinal: int = 0) -> None:
-        self.nbytes = 4 * driver.attribute("L2_CACHE_SIZE", ordinal)
-        self._address = driver.allocate(self.nbytes)
+    It reads rather than writes: lines that a memset left would have to be written back to memory during the launch
+    that is timed, 60 MB on an H200.
+    """
 
-    def __call__(self, stream: int) -> None:
+    def __init__(self, stream: int = 0) -> None:
+        nbytes = 4 * driver.attribute("L2_CACHE_SIZE", driver.current_device())
+        self._words = DeviceArray(np.zeros(nbytes // 8, np.uint64))
+        blocks = 8 * driver.attribute("MULTIPROCESSOR_COUNT", driver.current_device())
+        with use_backend("gpu"):
+            self._launch = _read_all[blocks, None, stream].bind(self._words, DeviceArray(np.zeros(1, np.uint64)))
+
+    def __call__(self) -> None:
         """Enqueue the flush."""
-        from cuda.bindings import driver as cu
-
-        check(cu.cuMemsetD8Async(self._address, 0xA5, self.nbytes, stream), "cuMemsetD8Async")
-
-    def free(self) -> None:
-        """Return the memory."""
-        driver.free(self._address)
+        self._launch()
 
 
 def time_launches(
@@ -57,12 +75,12 @@ def time_launches(
         launches: by name; a function of no arguments enqueues one launch.
         repeats: timed rounds; each round times every function once.
         warm_up: rounds that are not timed.
-        flush: overwrite the L2 cache before each timed launch. The memset also keeps the GPU busy while the host
-            enqueues, so that the events enclose the kernel and nothing else.
+        flush: fill the L2 cache with other data before each timed launch. This also keeps the GPU busy while the
+            host enqueues, so that the events enclose the kernel and nothing else.
     """
     from cuda.bindings import driver as cu
 
-    flusher = Flush(driver.current_device()) if flush else None
+    flusher = Flush(stream) if flush else None
     events = [check(cu.cuEventCreate(0), "cuEventCreate") for _ in range(2 * len(launches))]
     pairs = dict(zip(launches, zip(events[::2], events[1::2], strict=True), strict=True))
     samples: dict[str, list[float]] = {name: [] for name in launches}
@@ -71,7 +89,7 @@ def time_launches(
             for name, launch in launches.items():
                 begin, end = pairs[name]
                 if flusher:
-                    flusher(stream)
+                    flusher()
                 check(cu.cuEventRecord(begin, stream), "cuEventRecord")
                 launch()
                 check(cu.cuEventRecord(end, stream), "cuEventRecord")
@@ -82,8 +100,6 @@ def time_launches(
     finally:
         for event in events:
             cu.cuEventDestroy(event)
-        if flusher:
-            flusher.free()
     return {
         name: Timing(statistics.median(values), min(values), max(values), len(values))
         for name, values in samples.items()
