@@ -1,0 +1,157 @@
+"""The command-line checker on Python kernels and on PTX files, good, bad and hostile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from numba_tma import check
+
+SCRIPT = str(Path(__file__).parents[1] / "scripts" / "check.py")
+KERNEL = """
+import numpy as np
+from numba import cuda
+from numba_tma import Barriers, Shared, TensorMap, Tiles, kernel, ptx
+from numba_tma.pipeline import mbarrier_wait
+
+smem = Shared(tile=Tiles(1, (8, 32), np.float32), full=Barriers(1))
+
+
+@kernel(threads=32, shared=smem)
+def first_row(x_map, out):
+    if cuda.threadIdx.x == 0:
+        ptx.mbarrier_init(smem.full[0], 1)
+        ptx.fence_mbarrier_init()
+        ptx.mbarrier_arrive_expect_tx(smem.full[0], x_map.box_bytes + EXTRA)
+        ptx.cp_async_bulk_tensor_2d_shared_global(smem.tile[0], x_map, 0, 0, smem.full[0])
+    cuda.syncthreads()
+    mbarrier_wait(smem.full[0], 0)
+    out[cuda.threadIdx.x] = smem.tile[0][0, cuda.threadIdx.x]
+
+
+def arguments():
+    return 1, (TensorMap(np.ones((8, 32), np.float32), smem.tile), np.empty(32, np.float32))
+"""
+PTX = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry add(.param .u64 x, .param .u32 n)
+{
+    .reg .pred %p;
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [x];
+    ld.param.u32 %r1, [n];
+    mov.u32 %r2, %tid.x;
+    setp.ge.u32 %p, %r2, %r1;
+    @%p ret;
+    mul.wide.u32 %rd2, %r2, 4;
+    add.u64 %rd3, %rd1, %rd2;
+    ld.global.u32 %r3, [%rd3];
+    add.u32 %r3, %r3, 1;
+    st.global.u32 [%rd3], %r3;
+    ret;
+}
+"""
+
+
+def run(*arguments) -> subprocess.CompletedProcess:
+    command = [sys.executable, SCRIPT, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def described(n: int, length: int) -> dict:
+    array = {"array": {"shape": [length], "dtype": "uint32", "fill": "arange"}, "name": "x"}
+    return {"block": [64], "params": [array, {"u32": n}]}
+
+
+def test_a_clean_python_kernel(tmp_path):
+    file = tmp_path / "clean.py"
+    file.write_text(KERNEL.replace("EXTRA", "0"))
+    done = run(file, "--schedules", 5)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 findings under 5 schedules" in done.stdout
+
+
+def test_a_python_kernel_that_hangs(tmp_path):
+    file = tmp_path / "hangs.py"
+    file.write_text(KERNEL.replace("EXTRA", "16"))
+    done = run(f"{file}:first_row", "--schedules", 2, "--json", tmp_path / "findings.json")
+    assert done.returncode == 1 and "16 bytes missing" in done.stdout
+    line = 1 + KERNEL.splitlines().index("    mbarrier_wait(smem.full[0], 0)")
+    assert f"hangs.py:{line}" in done.stdout
+    findings = json.loads((tmp_path / "findings.json").read_text())
+    assert findings[0]["identifier"] == "deadlock" and findings[0]["severity"] == "error"
+
+
+def test_ptx_with_a_description(tmp_path):
+    file, launch = tmp_path / "add.ptx", tmp_path / "launch.json"
+    file.write_text(PTX)
+    launch.write_text(json.dumps(described(50, 50)))
+    assert run(file, "--launch", launch).returncode == 0
+    launch.write_text(json.dumps(described(60, 50)))
+    done = run(file, "--launch", launch, "--json", "-")
+    assert done.returncode == 1
+    (finding,) = json.loads(done.stdout)
+    assert finding["identifier"] == "out-of-bounds" and "past the end of x" in finding["message"]
+
+
+def test_ptx_tensor_maps_in_descriptions(tmp_path):
+    params = [
+        {"array": {"shape": [64, 64], "dtype": "float16"}, "name": "x"},
+        {"tensor_map": {"of": "x", "box": [8, 64], "swizzle": "128B"}},
+        {"f32": 0.5},
+        {"bytes": "00ff"},
+    ]
+    memory = check.sim.GlobalMemory()
+    packed = check._parameters(params, memory, check.np.random.default_rng(0), tmp_path)
+    assert [len(p) for p in packed] == [8, 128, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block": None}, "block is None"),
+        ({"grid": [1, 2, 3, 4]}, "one to three positive integers"),
+        ({"grd": [1]}, "unknown fields grd"),
+        ({"params": {}}, "'params' must be a list"),
+        ({"params": [{"array": {"shape": [1 << 40], "dtype": "float32"}}, {"u32": 1}]}, "beyond"),
+        ({"params": [{"array": {"shape": [4], "dtype": "float33"}}, {"u32": 1}]}, "params\\[0\\]"),
+        ({"params": [{"u32": "five"}]}, "params\\[0\\]"),
+        ({"params": [{"u32": 1, "u64": 2}]}, "one of array"),
+        ({"params": [{"tensor_map": {"of": "y", "box": [1]}}]}, "unknown 'y'"),
+        ({"params": [{"bytes": "zz"}]}, "params\\[0\\]"),
+    ],
+)
+def test_descriptions_are_checked(change, message, tmp_path):
+    file, launch = tmp_path / "add.ptx", tmp_path / "launch.json"
+    file.write_text(PTX)
+    launch.write_text(json.dumps({**described(4, 4), **change}))
+    with pytest.raises(check.CheckError, match=message):
+        check.ptx_launch(file, launch)()
+
+
+@pytest.mark.parametrize("text", ["", "not ptx", PTX[:-30], PTX.replace("add.u32", "frobnicate.u32"), "\x00\xff"])
+def test_hostile_files_end_in_a_named_error(text, tmp_path):
+    file, launch = tmp_path / "bad.ptx", tmp_path / "launch.json"
+    file.write_text(text)
+    launch.write_text(json.dumps(described(4, 4)))
+    done = run(file, "--launch", launch)
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr
+    assert "bad.ptx" in done.stderr or "frobnicate" in done.stdout or "kernel" in done.stdout
+
+
+def test_usage_errors(tmp_path):
+    assert run(tmp_path / "missing.py").returncode == 2
+    assert "needs --launch" in run(tmp_path / "add.ptx").stderr
+    file = tmp_path / "empty.py"
+    file.write_text("")
+    assert "has 0 kernels" in run(file).stderr
+    file.write_text("raise RuntimeError('no')")
+    done = run(file)
+    assert done.returncode == 2 and "RuntimeError while importing" in done.stderr
