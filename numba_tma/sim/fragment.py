@@ -67,7 +67,7 @@ class Root:
 class Fragment:
     """Lanes at one program counter. `lanes` are sorted positions in the root, or None for all of them."""
 
-    __slots__ = ("block", "cache", "dirty", "lanes", "n", "root", "stack", "tired", "values")
+    __slots__ = ("block", "cache", "dirty", "lanes", "n", "pending", "root", "stack", "tired", "values")
 
     def __init__(self, root: Root, lanes: np.ndarray | None, block: Any, stack: tuple, tired: int = 0) -> None:
         self.root = root
@@ -77,6 +77,8 @@ class Fragment:
         self.tired = tired
         self.dirty = 0
         self.cache: dict[Any, Any] = {}
+        # Matrix multiplications that will write into arrays of `values`: wgmma.Pending, once there are any.
+        self.pending: Any = None
         if lanes is None:
             self.n = root.n
             self.values = root.values
@@ -133,6 +135,8 @@ class Fragment:
 
     def flush(self, live: int) -> None:
         """Give the written registers among `live` (a bit for each register) back to the root."""
+        if self.pending is not None:
+            self.pending.finish()
         if self.lanes is not None:
             todo = self.dirty & live
             while todo:

@@ -21,6 +21,8 @@ from . import (
     mbarrier,
     printf,
     special,
+    tensor_cores,
+    wgmma,
 )
 from .control import Control
 from .engine import AsyncEngine
@@ -124,6 +126,8 @@ class Machine:
             **collectives.HANDLERS,
             **mbarrier.HANDLERS,
             **asynchronous.HANDLERS,
+            **tensor_cores.HANDLERS,
+            **wgmma.HANDLERS,
         }
         self.externals = printf.EXTERNALS
         self.heap: dict[int, int] = {}

@@ -59,5 +59,21 @@ class Observer:
     def copy_issued(self, fragment: Fragment, instruction: Instruction) -> None:
         """Lanes issue asynchronous copies, or change tensor maps."""
 
+    def wgmma_issued(
+        self,
+        fragment: Fragment,
+        instruction: Instruction,
+        accumulators: list[int],
+        reads: list[tuple[np.ndarray, np.ndarray]],
+    ) -> None:
+        """Warpgroups issue wgmma.mma_async, which will read shared memory and write registers until it is waited for.
+
+        `accumulators` are the registers' numbers. `reads` has (units, which) for each multiplicand in shared memory:
+        row `which[i]` of `units` counts the 16 bytes of `machine.shared` that the fragment's i-th warpgroup reads.
+        """
+
+    def wgmma_ordered(self, fragment: Fragment, instruction: Instruction, what: str, pending: int) -> None:
+        """Lanes execute wgmma's "fence", "commit_group" or "wait_group" (for all but `pending` groups)."""
+
     def groups_waited(self, fragment: Fragment, what: str) -> None:
         """Lanes pass a wait for their bulk groups or cp.async groups."""
