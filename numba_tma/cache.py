@@ -26,6 +26,7 @@ _GENERATORS = (
     "compile.py",
     "conversions.py",
     "dtypes.py",
+    "half.py",
     "pipeline.py",
     "ptx.py",
     "ptx_files.py",

@@ -35,7 +35,7 @@ _compile_lock = threading.RLock()
 
 
 class CompileError(Exception):
-    """ptxas or nvJitLink refused the PTX, or a tool that reads a cubin is missing."""
+    """The PTX calls what is not linked, ptxas or nvJitLink refused it, or a tool that reads a cubin is missing."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ def compile_kernel(
 
     Raises:
         numba's TypingError, LoweringError: the kernel does not type or lower.
-        CompileError: the PTX does not have the parameters that its types promise.
+        CompileError: the kernel calls a function that is not linked here, named in the message; or the PTX does not
+            have the parameters that its types promise.
     """
     options = (arch, threads, min_blocks, cluster, fastmath)
     try:
@@ -389,7 +390,39 @@ def _tidy(
         header += ".explicitcluster\n.reqnctapercluster {}, {}, {}\n".format(*cluster)
     text = _ENTRY.sub(lambda _: header, text, count=1)
     text = re.sub(rf"\b{re.escape(mangled)}\b", name, text)
-    return Compiled(name, arch, text, tuple(parameters), offset, tuple(ptx.link_files(text)))
+    modules = ptx.link_files(text)
+    _check_externals(name, text, modules)
+    return Compiled(name, arch, text, tuple(parameters), offset, tuple(modules))
+
+
+_EXTERNAL = re.compile(r"\.extern\s+\.func\s*(?:\([^)]*\))?\s*([\w$]+)")
+_DEFINED = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+)?\.func\s*(?:\([^)]*\))?\s*([\w$]+)", re.M)
+# What the driver gives to every kernel (CUDA C++ Programming Guide, "Formatted Output", "Dynamic Global Memory …").
+_SYSTEM_CALLS = {"vprintf", "__assertfail", "malloc", "free"}
+_COMMENT = re.compile(r"//[^\n]*")
+_SHIM = re.compile(r"_ZL?(\d+)(\w+)_nbst")
+
+
+def _check_externals(name: str, text: str, modules: Sequence[tuple[str, str]]) -> None:
+    """Refuse calls of functions that neither ptx/ nor the driver has, with their names: a linker says less.
+
+    Raises:
+        CompileError: there is such a call.
+    """
+    known = _SYSTEM_CALLS.union(*(_DEFINED.findall(_COMMENT.sub("", module)) for _, module in modules))
+    missing = sorted(set(_EXTERNAL.findall(text)) - known)
+    if not missing:
+        return
+    shims = [_SHIM.fullmatch(symbol) for symbol in missing]
+    called = ", ".join(s[2][: int(s[1])] if s else m for s, m in zip(shims, missing, strict=True))
+    way_out = "express it with `numba_tma.ptx` or a @cuda.jit(device=True) function in Python"
+    if any(symbol.endswith("_nbst") for symbol in missing):
+        way_out = f"convert to float32, or {way_out}"
+    raise CompileError(
+        f"{name} calls {called} ({', '.join(missing)}), whose code Numba-CUDA would compile from CUDA C++ or "
+        f"link from a file at launch; here only functions of ptx/ and {', '.join(sorted(_SYSTEM_CALLS))} are "
+        f"linked: {way_out}"
+    )
 
 
 def _to_json(compiled: Compiled) -> bytes:
