@@ -222,6 +222,15 @@ def descriptor_place() -> list[Record]:
     return records
 
 
+def fence_cost(size: int = 4096) -> list[Record]:
+    """kv_stream with two buffers, each stage handed back with the proxy fence and without."""
+    arrays = _outputs(_matrices(size, size), 4)
+    bind = kv_stream.PROBLEM.variant("tma").bind
+    launches = {f"strict={strict}": bind(arrays, splits=4, strict=strict) for strict in (True, False)}
+    timings = bench.time_launches(launches, repeats=41)
+    return [{"what": name, "shape": [size, size], "seconds": timing.median} for name, timing in timings.items()]
+
+
 ALL: dict[str, Callable[[], list[Record]]] = {
     "launch_overhead": launch_overhead,
     "overlap": overlap,
@@ -229,4 +238,5 @@ ALL: dict[str, Callable[[], list[Record]]] = {
     "tile_sweep_16384": lambda: tile_sweep(16384),
     "small_in_a_graph": small_in_a_graph,
     "descriptor_place": descriptor_place,
+    "fence_cost": fence_cost,
 }
