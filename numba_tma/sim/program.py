@@ -22,6 +22,7 @@ from .decode import immediate
 from .errors import SimError, UnknownInstruction
 from .fragment import Fragment
 from .module import (
+    CONDITION_CODE,
     TYPE_BYTES,
     Address,
     Function,
@@ -472,6 +473,13 @@ class Builder:
         for operand in _flat(operands[:1]):
             if isinstance(operand, Register) and not operand.special:
                 self.defs |= 1 << self.register(operand)
+        if CONDITION_CODE.name in self.function.registers:
+            # Carry chains pass the carry on in a register that no instruction names.
+            carry = 1 << self.register(CONDITION_CODE)
+            if instruction.opcode in ("addc", "subc", "madc"):
+                self.uses |= carry
+            if "cc" in instruction.modifiers:
+                self.defs |= carry
         if instruction.guard is not None:
             # Lanes where the guard does not hold keep what they have.
             self.uses |= self.defs | 1 << self.register(instruction.guard[0])

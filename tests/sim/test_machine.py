@@ -409,3 +409,17 @@ def test_atomics_that_collide(rng, dtype):
     assert total[3] == n * a[0]
     assert (highest[0], lowest[0]) == (a.max(), a.min())
     np.testing.assert_array_equal(np.sort(ticket), np.arange(n) * a[0])
+
+
+def test_sine_of_large_arguments():
+    """libdevice reduces them with a chain of multiplications that hands a carry from one to the next."""
+
+    def sines(x, y):
+        i = cuda.grid(1)
+        if i < x.size:
+            y[i] = math.sin(x[i])
+
+    x = np.concatenate([np.geomspace(1e5, 3e38, 200), [-2e9, 105615.0]]).astype(np.float32)
+    y = np.zeros_like(x)
+    run(sines, (F4, F4), 2, 128, x, y)
+    np.testing.assert_allclose(y, np.sin(x.astype(np.float64)), atol=2e-7)
