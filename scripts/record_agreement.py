@@ -1,0 +1,236 @@
+#!/usr/bin/env python
+"""Run the random tensor copies and the experiments on the Hopper GPU here and beside it in the simulator.
+
+    python scripts/record_agreement.py --output FOLDER              # both: record, report, all changed bytes
+    python scripts/record_agreement.py --experiments --output FOLDER
+    python scripts/record_agreement.py --compare FOLDER/raw.json.gz  # an earlier GPU run with today's simulator; no GPU
+
+FOLDER gets copies.json and experiments.json, which belong into tests/agreement/recorded, and report.txt and
+raw.json.gz, which do not. Every group of copies and every experiment has a process and a time limit of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "agreement"))
+
+import configurations
+import execution
+import experiments
+import isolated
+import records
+from execution import InSimulator, OnGpu, Result
+
+from numba_tma import launch, sim, suite
+
+_LIMIT_S = 20
+_WORKERS = 8
+_PARTS = 12
+_MOST_SAMPLES, _SAMPLE_CHARACTERS = 60, 300
+
+
+def _compile() -> None:
+    """Everything, before the processes are forked that run it."""
+    kernels = {execution.copy_kernel(rank): 7 for rank in range(1, 6)} | experiments.KERNELS
+    for which, parameters in kernels.items():
+        _ = execution.compiled(which, parameters).cubin
+
+
+def _run_copies(group: str, first: int, last: int) -> list[dict[str, Any]]:
+    chosen = configurations.group(group)[first:last]
+    results = execution.execute(chosen, OnGpu)
+    return [records.pack(execution.initial(c), r) for c, r in zip(chosen, results, strict=True)]
+
+
+def _run_experiment(name: str, labels: tuple[str, ...]) -> list[dict[str, Any]]:
+    cases = {case.label: case for case in experiments.EXPERIMENTS[name].cases}
+    results = experiments.run_cases(name, labels, OnGpu)
+    return [records.pack(cases[label].before, result) for label, result in zip(labels, results, strict=True)]
+
+
+def _copies_on_gpu(workers: int) -> dict[str, list[dict[str, Any]]]:
+    """Packed results by group. A group that faults is cut into parts, so that the rest of it is known all the same."""
+    sizes = configurations.GROUPS
+    whole = {name: (_run_copies, (name, 0, count)) for name, count in sizes.items()}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, outcome in isolated.run(whole, 2 * _LIMIT_S, workers).items():
+        if not outcome.failure:
+            found[name] = outcome.value
+            continue
+        print(f"{name}: {outcome.failure}; again in {_PARTS} parts", flush=True)
+        bounds = [sizes[name] * part // _PARTS for part in range(_PARTS + 1)]
+        jobs = {f"{a}": (_run_copies, (name, a, b)) for a, b in zip(bounds, bounds[1:], strict=False)}
+        found[name] = []
+        for (_, (_, first, last)), part in zip(
+            jobs.values(), isolated.run(jobs, _LIMIT_S, workers).values(), strict=True
+        ):
+            found[name] += part.value or [{"failure": part.failure}] * (last - first)
+    return found
+
+
+def _experiments_on_gpu(workers: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Packed results, or the failure, by experiment and case."""
+    jobs, contents = {}, {}
+    for name, experiment in experiments.EXPERIMENTS.items():
+        labels = tuple(case.label for case in experiment.cases)
+        for part in [(label,) for label in labels] if experiment.isolated else [labels]:
+            job = f"{name}: {part[0]}"
+            jobs[job], contents[job] = (_run_experiment, (name, part)), (name, part)
+    outcomes = isolated.run(jobs, _LIMIT_S, workers)
+    # One bad case of those that share a process should not hide the others.
+    alone = {}
+    for job, (name, labels) in contents.items():
+        if outcomes[job].failure and len(labels) > 1:
+            alone |= {f"{name}: {label}": (_run_experiment, (name, (label,))) for label in labels}
+    outcomes |= isolated.run(alone, _LIMIT_S, workers) if alone else {}
+    found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in experiments.EXPERIMENTS}
+    for job, (name, labels) in contents.items():
+        together = outcomes[job]
+        for position, label in enumerate(labels):
+            outcome = outcomes.get(f"{name}: {label}", together)
+            if outcome is together and not together.failure:
+                found[name][label] = together.value[position]
+            else:
+                found[name][label] = {"failure": outcome.failure} if outcome.failure else outcome.value[0]
+    return found
+
+
+def _simulate(case: experiments.Case) -> Result | str:
+    try:
+        return case.run(InSimulator)
+    except sim.SimError as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def _lines(case: experiments.Case, result: Result | str, other: Result | str | None) -> list[str]:
+    if isinstance(result, str):
+        return [result]
+    if result.refused:
+        return [f"refused: {result.refused}"]
+    return [line for line in case.show(result, other if isinstance(other, Result) else None) if line]
+
+
+def _verdict(hardware: Result | str, simulator: Result | str) -> str:
+    if isinstance(hardware, str) and isinstance(simulator, str):
+        return "an error on both sides"
+    if isinstance(hardware, str) or isinstance(simulator, str) or hardware.difference(simulator):
+        return "DIFFERENT"
+    return "same"
+
+
+def _compare_copies(raw: dict[str, list[dict[str, Any]]], say: Callable[..., None]) -> dict[str, Any]:
+    recorded = {}
+    for name, packed in raw.items():
+        chosen = configurations.group(name)
+        ran = [i for i, p in enumerate(packed) if "failure" not in p]
+        hardware = [records.unpack(execution.initial(chosen[i]), packed[i]) for i in ran]
+        subset = [chosen[i] for i in ran]
+        start = time.perf_counter()
+        simulator = execution.execute(subset, InSimulator)
+        found = records.differences(subset, hardware, simulator)
+        say(f"\n{name}: ({time.perf_counter() - start:.1f} s of simulation)")
+        for line in records.report(subset, found, 40):
+            say(line, brief=len(found) == 0 or line[0] != " " or "of" in line[:14])
+        for failure in sorted({p["failure"] for p in packed if "failure" in p}):
+            say(f"  {sum(p.get('failure') == failure for p in packed)} failed: {failure}")
+        results = dict(zip(ran, hardware, strict=True))
+        small = [i for i in ran if len(packed[i]["changes"]) < _SAMPLE_CHARACTERS][:_MOST_SAMPLES]
+        recorded[name] = {
+            "fingerprint": records.fingerprint(chosen),
+            "digests": [records.digest(results[i]) if i in results else "failed" for i in range(len(packed))],
+            "samples": {str(i): packed[i] for i in small},
+        }
+    return recorded
+
+
+def _compare_experiments(raw: dict[str, dict[str, dict[str, Any]]], say: Callable[..., None]) -> dict[str, Any]:
+    recorded = {}
+    for name, packed in raw.items():
+        experiment = experiments.EXPERIMENTS[name]
+        cases = {}
+        say(f"\n{name}: {experiment.question}")
+        for case in experiment.cases:
+            entry = packed[case.label]
+            hardware = entry["failure"] if "failure" in entry else records.unpack(case.before, entry)
+            simulator = _simulate(case)
+            verdict = _verdict(hardware, simulator)
+            lines = _lines(case, hardware, simulator)
+            say(f"  {case.label}: {verdict}", brief=verdict == "DIFFERENT")
+            for number, line in enumerate(lines):
+                say(f"    hardware   {line}", brief=verdict == "DIFFERENT" and number < 2)
+            if verdict != "same":
+                for line in _lines(case, simulator, hardware):
+                    say(f"    simulator  {line}", brief=False)
+            cases[case.label] = {
+                "hardware": lines,
+                "failed": isinstance(hardware, str),
+                "digest": None if isinstance(hardware, str) else records.digest(hardware),
+            }
+        recorded[name] = {"question": experiment.question, "cases": cases}
+    return recorded
+
+
+def main() -> int:
+    """Record or compare; the exit status is 2 where there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--copies", action="store_true", help="only the random copies")
+    parser.add_argument("--experiments", action="store_true", help="only the experiments")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the files go")
+    parser.add_argument("--compare", type=Path, metavar="RAW", help="take a GPU run's raw.json.gz instead of a GPU")
+    parser.add_argument("--workers", type=int, default=_WORKERS, help="processes at once (default %(default)s)")
+    options = parser.parse_args()
+    both = options.copies == options.experiments
+    start = time.perf_counter()
+    if options.compare:
+        raw = json.loads(gzip.decompress(options.compare.read_bytes()))
+    else:
+        asked = isolated.run({"gpu": (launch.gpu_refusal, ()), "facts": (suite.circumstances, ())}, _LIMIT_S, 2)
+        refusal = asked["gpu"].failure or asked["gpu"].value
+        if refusal:
+            print(f"record_agreement: {refusal}", file=sys.stderr)
+            return 2
+        _compile()
+        print(f"compiled after {time.perf_counter() - start:.1f} s", flush=True)
+        raw = {"circumstances": asked["facts"].value}
+        if both or options.copies:
+            raw["copies"] = _copies_on_gpu(options.workers)
+            print(f"copies done after {time.perf_counter() - start:.1f} s", flush=True)
+        if both or options.experiments:
+            raw["experiments"] = _experiments_on_gpu(options.workers)
+            print(f"experiments done after {time.perf_counter() - start:.1f} s", flush=True)
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        if not options.compare:
+            (options.output / "raw.json.gz").write_bytes(gzip.compress(json.dumps(raw).encode(), 6))
+    text: list[str] = []
+
+    def say(line: str, brief: bool = True) -> None:
+        text.append(line)
+        if brief:
+            print(line[:400], flush=True)
+
+    facts = {"circumstances": raw["circumstances"], "seed": configurations.SEED}
+    for key, name, compare in (
+        ("copies", records.COPIES, _compare_copies),
+        ("experiments", records.EXPERIMENTS, _compare_experiments),
+    ):
+        if key in raw:
+            recorded = facts | {key: compare(raw[key], say)}
+            if options.output:
+                (options.output / name).write_text(json.dumps(recorded, indent=0) + "\n")
+    if options.output:
+        (options.output / "report.txt").write_text("\n".join(text) + "\n")
+    print(f"finished after {time.perf_counter() - start:.1f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
