@@ -2,7 +2,7 @@
 
 Float to integer saturates; NaN gives 0, but the most negative pattern (1 << width - 1) where the source
 is f64 or the destination has 64 bits, as the manual says. NaN to a narrower float gives the format's
-canonical NaN.
+canonical NaN, but from f64 to f16 or bf16 the NaN shortened, as the GPU does.
 
 Source: PTX ISA, "Data Movement and Conversion Instructions: cvt", "cvt.pack".
 """
@@ -82,7 +82,7 @@ def _float_to_integer(d: Decoder, target: str, source: str) -> np.ufunc:
     ftz = d.flag("ftz")
     d.flag("sat")
     b, t, width = Body(), llvm_type(target), _width(target)
-    x = flush(b, source, "%x0") if ftz else "%x0"
+    x = flush(b, source, "%x0") if ftz and source == "f32" else "%x0"
     wide = widen(b, source, x)
     rounded = b(f"call double @llvm.{_TO_INTEGER[mode]}.f64(double {wide})")
     sign = "s" if _is_signed(target) else "u"
@@ -131,14 +131,17 @@ def _float_to_float(d: Decoder, target: str, source: str) -> Any:
         if (source, target) == ("f32", "f64"):
             return lambda a: a.astype(np.float64)
     b = Body()
-    x = flush(b, source, "%x0") if ftz else "%x0"
+    # .ftz concerns f32 alone here.
+    x = flush(b, source, "%x0") if ftz and source == "f32" else "%x0"
     wide = widen(b, source, x)
     if whole:
         wide = b(f"call double @llvm.{_TO_INTEGER[whole]}.f64(double {wide})")
     if target in SMALL and mode in ("rm", "rp"):
         d.fail(f"to .{target} rounds by .rn or .rz")
     value = narrow(b, target, wide, mode or "rn", finite)
-    if ftz:
+    if source == "f64" and target in SMALL:
+        value = _with_shortened_nan(b, target, wide, value)
+    if ftz and target == "f32":
         value = flush(b, target, value)
     if sat:
         value = clamp_01(b, target, value)
@@ -150,33 +153,56 @@ def _float_to_float(d: Decoder, target: str, source: str) -> Any:
     return ufunc(name, (arrays[0],), arrays[1], b.returns(LLVM[target], value))
 
 
+def _with_shortened_nan(b: Body, target: str, wide: str, value: str) -> str:
+    """`value`, but of a NaN its sign and the upper bits of its mantissa, made quiet."""
+    form, bits = SMALL[target], bits_of(b, wide)
+    fraction = b(f"and i64 {b(f'lshr i64 {bits}, {52 - form.mantissa}')}, {(1 << form.mantissa) - 1}")
+    sign = b(f"shl i64 {b(f'lshr i64 {bits}, 63')}, {form.width - 1}")
+    quiet = b(f"or i64 {b(f'or i64 {fraction}, {sign}')}, {form.infinity | 1 << form.mantissa - 1}")
+    isnan = b(f"fcmp uno double {wide}, 0.0")
+    return b(f"select i1 {isnan}, i16 {b(f'trunc i64 {quiet} to i16')}, i16 {value}")
+
+
 def _to_tf32(d: Decoder, source: str) -> Alu:
-    """f32 with the lower 13 bits of the mantissa rounded away."""
+    """f32 with the lower 13 bits of the mantissa rounded away; .rna cuts those of a NaN off, too."""
     if source != "f32":
         d.fail("to .tf32 starts from .f32")
     mode = d.take("rna", "rn", "rz") or d.fail("needs .rna, .rn or .rz")
     clamps, finite = d.flag("relu"), d.flag("satfinite")
     d.count(2)
     b = Body()
-    bits = "%x0"
-    add = {"rna": "4096", "rz": "0"}.get(mode) or _half_up(b, bits)
-    size = b(f"and i32 {bits}, {0x7FFFFFFF}")
-    rounded = b(f"and i32 {b(f'add i32 {size}, {add}')}, {-8192}")
-    if finite:
-        rounded = b(f"call i32 @llvm.umin.i32(i32 {rounded}, i32 {0x7F7FE000})")
-    special = b(f"icmp uge i32 {size}, {0x7F800000}")
-    infinite = b(f"icmp eq i32 {size}, {0x7F800000}")
-    rest = b(f"select i1 {infinite}, i32 {0x7F7FE000 if finite else 0x7F800000}, i32 {0x7FFFFFFF}")
-    value = b(f"select i1 {special}, i32 {rest}, i32 {rounded}")
-    value = b(f"or i32 {value}, {b(f'and i32 {bits}, {-(1 << 31)}')}")
-    isnan = b(f"icmp ugt i32 {size}, {0x7F800000}")
-    value = b(f"select i1 {isnan}, i32 {0x7FFFFFFF}, i32 {value}")
+    value = _tf32_ties_away(b, finite) if mode == "rna" else _tf32(b, mode, finite)
     if clamps:
         negative = b(f"icmp slt i32 {value}, 0")
         value = b(f"select i1 {negative}, i32 0, i32 {value}")
     name = f"cvt.{mode}{'.relu' * clamps}{'.satfinite' * finite}.tf32"
     function = ufunc(name, ("u32",), "u32", b.returns("i32", value))
     return d.finish(function, [(d.operands[0], "tf32")], [(d.operands[1], "b32")])
+
+
+def _tf32_ties_away(b: Body, finite: bool) -> str:
+    """The integer operations that ptxas makes of it: infinities and NaNs are cut only."""
+    size = b(f"and i32 %x0, {0x7FFFFFFF}")
+    number = b(f"icmp ult i32 {size}, {0x7F800000}")
+    half = b(f"select i1 {number}, i32 4096, i32 0")
+    value = b(f"and i32 {b(f'add i32 %x0, {half}')}, {-8192}")
+    if not finite:
+        return value
+    over = b(f"icmp uge i32 {b(f'and i32 {value}, {0x7FFFFFFF}')}, {0x7F800000}")
+    return b(f"sub i32 {value}, {b(f'select i1 {over}, i32 8192, i32 0')}")
+
+
+def _tf32(b: Body, mode: str, finite: bool) -> str:
+    """To nearest even or towards zero; NaN gives the canonical one."""
+    add = "0" if mode == "rz" else _half_up(b, "%x0")
+    size = b(f"and i32 %x0, {0x7FFFFFFF}")
+    value = b(f"and i32 {b(f'add i32 {size}, {add}')}, {-8192}")
+    value = b(f"select i1 {b(f'icmp eq i32 {size}, {0x7F800000}')}, i32 {0x7F800000}, i32 {value}")
+    if finite:
+        value = b(f"call i32 @llvm.umin.i32(i32 {value}, i32 {0x7F7FE000})")
+    value = b(f"or i32 {value}, {b(f'and i32 %x0, {-(1 << 31)}')}")
+    isnan = b(f"icmp ugt i32 {size}, {0x7F800000}")
+    return b(f"select i1 {isnan}, i32 {0x7FFFFFFF}, i32 {value}")
 
 
 def _half_up(b: Body, bits: str) -> str:

@@ -1,8 +1,8 @@
 """Floating-point arithmetic: f32, f64, f16, bf16 and their packed pairs.
 
 add, sub, mul, fma, div.rn, rcp.rn, sqrt.rn and their .rz, .rm, .rp forms are correctly rounded, as on the
-hardware (f64 in directed modes: except where the error of the operation underflows). The approximate ones are
-computed to about one unit in the last place, so they agree with a GPU only within the manual's bounds:
+hardware (f64 in directed modes: alu_directed.py). The approximate ones are computed to about one unit in
+the last place, so they agree with a GPU only within the manual's bounds:
 
 =================================================  =====================================================
 div.approx, div.full, rcp.approx, sqrt.approx f32   here correctly rounded; hardware 1 to 2 ulp
@@ -14,9 +14,11 @@ ex2, tanh of f16, bf16                              here correctly rounded but f
 rcp, rsqrt.approx.ftz.f64                           the upper 32 bits of the result, as on hardware
 =================================================  =====================================================
 
-NaNs: where the operation is written here, NVIDIA's canonical NaN is given for min, max and relu; the
-plain NumPy operations (add, sub, mul) hand on the host's NaN, whose sign and payload differ from the
-GPU's.
+div.approx by |b| > 2**126 gives zero, of an infinite dividend NaN, as the manual says.
+
+NaNs: where the operation is written here, NVIDIA's canonical NaN is given for min, max and relu, and for neg
+and abs of half precision; the plain NumPy operations (add, sub, mul) hand on the host's NaN, whose sign and
+payload differ from the GPU's.
 
 Source: PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions", "Mixed Precision
 Floating Point Instructions".
@@ -29,20 +31,18 @@ from typing import Any
 
 import numpy as np
 
+from .alu_directed import directed, zero_of_rm
 from .decode import DTYPES, ROUNDINGS, Alu, Decoder
 from .formats import (
     LLVM,
     SMALL,
-    bits_of,
     clamp_01,
     constant,
     flush,
-    magnitude,
     nan,
     narrow,
     relu,
     to_odd,
-    towards,
     two_sum_error,
     widen,
 )
@@ -162,7 +162,7 @@ def _compute(b: Body, form: str, operation: str, mode: str, values: list[str]) -
             return b(f"call {t} @llvm.fma.{suffix}({t} {x}, {t} {y}, {t} {z})")
         return b(f"f{operation} {t} {values[0]}, {values[1]}")
     if form == "f64":
-        return _directed_double(b, operation, mode, values)
+        return directed(b, operation, mode, values)
     wide = [widen(b, form, x) for x in values]
     if operation == "mul":
         # 24 bits by 24 bits and the sum of two exponents fit a double.
@@ -174,7 +174,7 @@ def _compute(b: Body, form: str, operation: str, mode: str, values: list[str]) -
         total = b(f"fadd double {addends[0]}, {addends[1]}")
         rounded = to_odd(b, total, two_sum_error(b, *addends, total))
     if mode == "rm" and addends is not None:
-        rounded = _zero_of_rm(b, rounded, total, *addends)
+        rounded = zero_of_rm(b, rounded, total, *addends)
     return narrow(b, form, rounded, mode)
 
 
@@ -182,55 +182,6 @@ def _negated(b: Body, form: str, x: str) -> str:
     if form in SMALL:
         return b(f"xor i{SMALL[form].width} {x}, {-(1 << SMALL[form].width - 1)}")
     return b(f"fneg {LLVM[form]} {x}")
-
-
-def _zero_of_rm(b: Body, value: str, total: str, x: str, y: str) -> str:
-    """Towards minus infinity an exact zero sum is -0, unless both addends are +0."""
-    signs = b(f"and i64 {b(f'or i64 {bits_of(b, x)}, {bits_of(b, y)}')}, {-(1 << 63)}")
-    zero = b(f"bitcast i64 {signs} to double")
-    return b(f"select i1 {b(f'fcmp oeq double {total}, 0.0')}, double {zero}, double {value}")
-
-
-def _directed_double(b: Body, operation: str, mode: str, values: list[str]) -> str:
-    x, y = values[0], values[1]
-    if operation == "add":
-        nearest = b(f"fadd double {x}, {y}")
-        error = two_sum_error(b, x, y, nearest)
-        addends = (x, y)
-    elif operation == "mul":
-        nearest = b(f"fmul double {x}, {y}")
-        error = b(f"call double @llvm.fma.f64(double {x}, double {y}, double {b(f'fneg double {nearest}')})")
-        addends = None
-    else:
-        nearest, error, addends = _fma_error(b, x, y, values[2])
-    error = _overflow_error(b, nearest, error, values)
-    bits = towards(b, 64, bits_of(b, nearest), error, mode)
-    value = b(f"bitcast i64 {bits} to double")
-    if mode == "rm" and addends is not None:
-        value = _zero_of_rm(b, value, nearest, *addends)
-    return value
-
-
-def _overflow_error(b: Body, nearest: str, error: str, values: list[str]) -> str:
-    """An infinite result of finite operands was rounded outwards, whatever the error came out as."""
-    infinity = constant(float("inf"))
-    over = b(f"fcmp oeq double {magnitude(b, nearest)}, {infinity}")
-    for x in values:
-        over = b(f"and i1 {over}, {b(f'fcmp one double {magnitude(b, x)}, {infinity}')}")
-    return b(f"select i1 {over}, double {b(f'fneg double {nearest}')}, double {error}")
-
-
-def _fma_error(b: Body, x: str, y: str, z: str) -> tuple[str, str, tuple[str, str]]:
-    """fma and a number of its error's sign (Boldo, Muller, Exact and approximated error of the FMA, 2011)."""
-    nearest = b(f"call double @llvm.fma.f64(double {x}, double {y}, double {z})")
-    product = b(f"fmul double {x}, {y}")
-    rest = b(f"call double @llvm.fma.f64(double {x}, double {y}, double {b(f'fneg double {product}')})")
-    small = b(f"fadd double {z}, {rest}")
-    small_error = two_sum_error(b, z, rest, small)
-    large = b(f"fadd double {product}, {small}")
-    large_error = two_sum_error(b, product, small, large)
-    gamma = b(f"fadd double {b(f'fsub double {large}, {nearest}')}, {large_error}")
-    return nearest, b(f"fadd double {gamma}, {small_error}"), (product, z)
 
 
 # ---- division and roots
@@ -241,7 +192,11 @@ def div(d: Decoder) -> Alu:
     mode = d.take(*ROUNDINGS, "approx", "full") or d.fail("needs .rn, .rz, .rm, .rp, .approx or .full")
     ftz = d.flag("ftz")
     d.count(3)
-    if mode in ("approx", "full", "rn"):
+    if mode in ("approx", "full") and kind != "f32":
+        d.fail(f".{mode} is defined for .f32 only")
+    if mode == "approx":
+        return _finish(d, _approximate_quotient(ftz), kind)
+    if mode in ("full", "rn"):
         if not ftz:
             return _finish(d, np.divide, kind)
         mode = "rn"
@@ -258,21 +213,35 @@ def _quotient(kind: str, mode: str, ftz: bool, reciprocal: bool = False) -> np.u
         if mode == "rn":
             value = b(f"fdiv {t} {values[0]}, {values[1]}")
             return flush(b, form, value) if ftz else value
+        if form == "f64":
+            return directed(b, "div", mode, values)
         x, y = (x if x == "1.0" else widen(b, form, x) for x in values)
         nearest = b(f"fdiv double {x}, {y}")
         left = b(f"call double @llvm.fma.f64(double {b(f'fneg double {nearest}')}, double {y}, double {x})")
         # exact - nearest = left / y
         error = b(f"select i1 {b(f'fcmp olt double {y}, 0.0')}, double {b(f'fneg double {left}')}, double {left}")
-        return _round_directed(b, form, nearest, error, mode, ftz, [x, y])
+        return _round_directed(b, form, nearest, error, mode, ftz)
 
     name = f"{'rcp' if reciprocal else 'div'}.{mode}{'.ftz' * ftz}"
     return elementwise(name, kind, 1 if reciprocal else 2, emit)
 
 
-def _round_directed(b: Body, form: str, nearest: str, error: str, mode: str, ftz: bool, values: list[str]) -> str:
-    if form == "f64":
-        error = _overflow_error(b, nearest, error, values)
-        return b(f"bitcast i64 {towards(b, 64, bits_of(b, nearest), error, mode)} to double")
+def _approximate_quotient(ftz: bool) -> np.ufunc:
+    """a * (1 / b) where the reciprocal of |b| > 2**126, a subnormal number, counts as zero."""
+
+    def emit(b: Body, form: str, values: list[str]) -> str:
+        x, y = (flush(b, form, v) for v in values) if ftz else values
+        size = b(f"call float @llvm.fabs.f32(float {y})")
+        infinity = b(f"call float @llvm.copysign.f32(float {constant(float('inf'))}, float {y})")
+        # False for NaN, which stays.
+        large = b(f"fcmp ogt float {size}, {constant(2.0**126)}")
+        value = b(f"fdiv float {x}, {b(f'select i1 {large}, float {infinity}, float {y}')}")
+        return flush(b, form, value) if ftz else value
+
+    return elementwise(f"div.approx{'.ftz' * ftz}", "f32", 2, emit)
+
+
+def _round_directed(b: Body, form: str, nearest: str, error: str, mode: str, ftz: bool) -> str:
     value = narrow(b, form, to_odd(b, nearest, error), mode)
     return flush(b, form, value) if ftz else value
 
@@ -312,10 +281,12 @@ def sqrt(d: Decoder) -> Alu:
         if mode == "rn":
             suffix = "f32" if form == "f32" else "f64"
             return b(f"call {LLVM[form]} @llvm.sqrt.{suffix}({LLVM[form]} {x})")
+        if form == "f64":
+            return directed(b, "sqrt", mode, [x])
         x = widen(b, form, x)
         nearest = b(f"call double @llvm.sqrt.f64(double {x})")
         error = b(f"call double @llvm.fma.f64(double {b(f'fneg double {nearest}')}, double {nearest}, double {x})")
-        return _round_directed(b, form, nearest, error, mode, ftz, [x])
+        return _round_directed(b, form, nearest, error, mode, ftz)
 
     return _finish(d, elementwise(f"sqrt.{mode}{'.ftz' * ftz}", kind, 1, emit), kind)
 
@@ -401,25 +372,28 @@ def from_float32(kind: str, a: Any) -> Any:
 
 
 def absolute(d: Decoder) -> Alu:
-    return _sign(d, 0x7F, np.abs)
+    return _sign(d, "and", np.abs)
 
 
 def neg(d: Decoder) -> Alu:
-    return _sign(d, 0x80, np.negative)
+    return _sign(d, "xor", np.negative)
 
 
-def _sign(d: Decoder, top_byte: int, simple: np.ufunc) -> Alu:
-    kind = d.type(*FLOATS, *_PACKED)
+def _sign(d: Decoder, change: str, simple: np.ufunc) -> Alu:
+    """Half-precision signs are changed by an addition to zero, so a NaN becomes the canonical one."""
+    kind = d.type(*FLOATS, "f16x2", "bf16x2")
     ftz = d.flag("ftz")
     d.count(2)
     if kind in ("f32", "f64"):
         return _finish(d, (lambda a: simple(flush_array(a))) if ftz else simple, kind)
-    width = _PACKED[kind][1] if kind in _PACKED else 16
-    total = 8 * DTYPES[kind].itemsize
-    field = top_byte << width - 8 | (((1 << width - 8) - 1) if top_byte == 0x7F else 0)
-    mask = np.array(sum(field << shift for shift in range(0, total, width)), DTYPES[kind])
-    change = np.bitwise_and if top_byte == 0x7F else np.bitwise_xor
-    return _finish(d, lambda a: change(a, mask), kind)
+
+    def emit(b: Body, form: str, values: list[str]) -> str:
+        x = flush(b, form, values[0]) if ftz else values[0]
+        value = b(f"{change} i16 {x}, {0x7FFF if change == 'and' else -0x8000}")
+        isnan = b(f"icmp ugt i16 {b(f'and i16 {x}, {0x7FFF}')}, {SMALL[form].infinity}")
+        return b(f"select i1 {isnan}, i16 {nan(form)}, i16 {value}")
+
+    return _finish(d, elementwise(f"{d.opcode}{'.ftz' * ftz}", kind, 1, emit), kind)
 
 
 def minimum(d: Decoder) -> Alu:

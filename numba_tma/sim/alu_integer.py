@@ -469,32 +469,41 @@ def shf(d: Decoder) -> Alu:
     return d.finish(function, [(d.operands[0], "u32")], [(x, "u32") for x in d.operands[1:]])
 
 
+def _clamped(b: Body, shift: str, t: str, value: str, amount: str) -> str:
+    """A shift of `value` by `amount` of the same type; beyond the width zero, or for ashr all sign bits."""
+    width = int(t[1:])
+    last = b(f"call {t} @llvm.umin.{t}({t} {amount}, {t} {width - 1})")
+    shifted = b(f"{shift} {t} {value}, {last}")
+    if shift == "ashr":
+        return shifted
+    return b(f"select i1 {b(f'icmp ult {t} {amount}, {width}')}, {t} {shifted}, {t} 0")
+
+
+def _field(b: Body, t: str, position: str, length: str) -> tuple[str, str, str]:
+    """Position and length of a bit field in its type, and `length` ones.
+
+    The manual limits both to 0 … 255. Beyond, the 32-bit instructions take the low 8 bits, as they have operands
+    of a byte each; the 64-bit ones, which ptxas composes of shifts, take the whole number.
+    """
+    if t == "i32":
+        position, length = (b(f"and i32 {x}, 255") for x in (position, length))
+    else:
+        position, length = (b(f"zext i32 {x} to i64") for x in (position, length))
+    return position, length, b(f"sub {t} {_clamped(b, 'shl', t, '1', length)}, 1")
+
+
 def bfe(d: Decoder) -> Alu:
-    """Bit-field extract; of position and length 8 bits count, and a signed field fills with its top bit."""
+    """Bit-field extract; a signed field fills with its top bit, which lies no higher than the value's."""
     kind = d.type("s32", "u32", "s64", "u64")
     d.count(4)
-    b, t, width = Body(), llvm_type(kind), _BITS[kind]
-    position, length = (b(f"and i32 %x{i}, 255") for i in (1, 2))
-    # A shift by the whole width is taken apart, as LLVM leaves it undefined.
-    inside = b(f"icmp ult i32 {position}, {width}")
-    start = b(f"call i32 @llvm.umin.i32(i32 {position}, i32 {width - 1})")
-    start_wide = start if width == 32 else b(f"zext i32 {start} to i64")
-    end = b(f"call i32 @llvm.umin.i32(i32 {b(f'add i32 {position}, {length}')}, i32 {width})")
-    kept = b(f"sub i32 {end}, {b(f'call i32 @llvm.umin.i32(i32 {position}, i32 {end})')}")
-    some = b(f"icmp ne i32 {kept}, 0")
-    drop = b(f"sub i32 {width}, {b(f'select i1 {some}, i32 {kept}, i32 1')}")
-    drop = drop if width == 32 else b(f"zext i32 {drop} to i64")
-    field = b(f"lshr {t} %x0, {start_wide}")
-    shift = "ashr" if _is_signed(kind) else "lshr"
-    value = b(f"{shift} {t} {b(f'shl {t} {field}, {drop}')}, {drop}")
+    b, t = Body(), llvm_type(kind)
+    position, length, ones = _field(b, t, "%x1", "%x2")
+    moved = _clamped(b, "ashr" if _is_signed(kind) else "lshr", t, "%x0", position)
+    value = b(f"and {t} {moved}, {ones}")
     if _is_signed(kind):
-        # A field that lies wholly outside is all sign bits of the value.
-        outside = b(f"ashr {t} %x0, {width - 1}")
-        value = b(f"select i1 {inside}, {t} {value}, {t} {outside}")
-        empty = b(f"icmp eq i32 {length}, 0")
-        value = b(f"select i1 {empty}, {t} 0, {t} {value}")
-    else:
-        value = b(f"select i1 {some}, {t} {value}, {t} 0")
+        top = _clamped(b, "lshr", t, value, b(f"sub {t} {length}, 1"))
+        filled = b(f"or {t} {value}, {b(f'xor {t} {ones}, -1')}")
+        value = b(f"select i1 {b(f'icmp ne {t} {top}, 0')}, {t} {filled}, {t} {value}")
     function = ufunc(f"bfe.{kind}", (kind, "u32", "u32"), kind, b.returns(t, value))
     return d.finish(function, [(d.operands[0], kind)], list(zip(d.operands[1:], (kind, "u32", "u32"), strict=True)))
 
@@ -503,17 +512,11 @@ def bfi(d: Decoder) -> Alu:
     """Bit-field insert: the low bits of the first source into the second."""
     kind = d.type("b32", "b64")
     d.count(5)
-    b, t, width, word = Body(), llvm_type(_UNSIGNED[kind]), _BITS[kind], _UNSIGNED[kind]
-    position, length = (b(f"and i32 %x{i}, 255") for i in (2, 3))
-    inside = b(f"icmp ult i32 {position}, {width}")
-    whole = b(f"icmp uge i32 {length}, {width}")
-    position, length = (b(f"and i32 {x}, {width - 1}") for x in (position, length))
-    if width == 64:
-        position, length = (b(f"zext i32 {x} to i64") for x in (position, length))
-    ones = b(f"sub {t} {b(f'shl {t} 1, {length}')}, 1")
-    ones = b(f"select i1 {whole}, {t} -1, {t} {ones}")
-    mask = b(f"select i1 {inside}, {t} {b(f'shl {t} {ones}, {position}')}, {t} 0")
-    moved = b(f"and {t} {b(f'shl {t} %x0, {position}')}, {mask}")
+    word = _UNSIGNED[kind]
+    b, t = Body(), llvm_type(word)
+    position, _, ones = _field(b, t, "%x2", "%x3")
+    mask = _clamped(b, "shl", t, ones, position)
+    moved = _clamped(b, "shl", t, b(f"and {t} %x0, {ones}"), position)
     kept = b(f"and {t} %x1, {b(f'xor {t} {mask}, -1')}")
     value = b(f"or {t} {moved}, {kept}")
     kinds = (word, word, "u32", "u32")

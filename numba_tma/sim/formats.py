@@ -179,7 +179,10 @@ def narrow(b: Body, kind: str, value: str, mode: str = "rn", saturate: bool = Fa
 
 
 def flush(b: Body, kind: str, x: str) -> str:
-    """A float's subnormal as zero of its sign."""
+    """A subnormal as zero of its sign, in the formats that have .ftz: f32 and f16."""
+    if kind == "f16":
+        tiny = b(f"icmp ult i16 {b(f'and i16 {x}, {0x7FFF}')}, {0x0400}")
+        return b(f"select i1 {tiny}, i16 {b(f'and i16 {x}, {-0x8000}')}, i16 {x}")
     if kind != "f32":
         return x
     size = b(f"call float @llvm.fabs.f32(float {x})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -286,15 +287,18 @@ def test_bit_fields(kind):
     )
     length = np.array([rng.choice([0, 1, 7, 31, 32, 33, 63, 64, 255, 257, rng.getrandbits(32)]) for _ in a], np.uint32)
 
+    # The manual allows 0 … 255; beyond, the 32-bit instructions drop bits and the 64-bit ones do not.
+    limit = 255 if width == 32 else 0xFFFFFFFF
+
     def extract(x, p, n):
-        p, n = p & 255, n & 255
+        p, n = p & limit, n & limit
         fill = x >> min(p + n - 1, width - 1) & 1 if kind[0] == "s" and n else 0
         bits = [x >> p + i & 1 if i < n and p + i < width else fill for i in range(width)]
         return sum(bit << i for i, bit in enumerate(bits))
 
     def insert(x, y, p, n):
-        p, n = p & 255, n & 255
-        for i in range(n):
+        p, n = p & limit, n & limit
+        for i in range(min(n, width)):
             if p + i < width:
                 y = y & ~(1 << p + i) | (x >> i & 1) << p + i
         return y
@@ -555,16 +559,42 @@ OPERATIONS = {
 }
 
 
+def _extreme_doubles(arity: int) -> list[np.ndarray]:
+    """Operands whose results, or the errors of whose results, underflow, overflow or cancel."""
+    rng = random.Random(SEED)
+
+    def number(exponent):
+        mantissa = rng.choice([1.0, 2 - 2**-52, rng.uniform(1, 2), 1 + rng.getrandbits(3) * 2.0**-50])
+        return rng.choice([1, -1]) * math.ldexp(mantissa, max(-1100, min(1023, exponent)))
+
+    rows = []
+    for _ in range(1500):
+        first = rng.randint(-1074, 1023)
+        target = rng.choice([rng.randint(-1140, -960), rng.randint(1020, 1025), rng.randint(-1074, 1023)])
+        x, y = number(first), number(rng.choice([target - first, first - target]))
+        if arity < 3:
+            rows.append((x, y))
+            continue
+        try:
+            product = x * y
+        except OverflowError:
+            product = math.inf
+        near = -product if math.isfinite(product) else number(1023)
+        rows.append((x, y, rng.choice([near, math.nextafter(near, 0.0), number(target + rng.randint(-210, 210))])))
+    # Two sums that overflow on the way, and none at the end.
+    largest = 1.7976931348623157e308
+    rows += [(largest, -1.5 * 2.0**971, largest)[:arity], (-1.5 * 2.0**971, largest, -largest)[:arity]]
+    return [np.array(column) for column in zip(*rows, strict=True)]
+
+
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 @pytest.mark.parametrize("kind", ["f32", "f64"])
 @pytest.mark.parametrize("name", list(OPERATIONS))
 def test_rounding(name, kind, mode):
     arity, function = OPERATIONS[name]
     arrays = floats(kind, 800, arity)
-    if kind == "f64" and mode != "rn":
-        # The error of an operation that underflows is no double; hardware-exact only above that.
-        sizes = np.all([(np.abs(a) > 1e-140) & (np.abs(a) < 1e140) | (a == 0) for a in arrays], axis=0)
-        arrays = [a[sizes] for a in arrays]
+    if kind == "f64":
+        arrays = [np.concatenate(both) for both in zip(arrays, _extreme_doubles(arity), strict=True)]
     results = [function(*(exact(x) for x in row)) for row in zip(*arrays, strict=True)]
     keep = np.array([x is not None for x in results])
     arrays = [a[keep] for a in arrays]
@@ -606,7 +636,11 @@ def test_half_precision(name, kind):
 def test_square_root_and_reciprocal(kind, mode):
     (a,) = floats(kind, 800, 1)
     a = np.abs(a)
-    a = a[(a > 1e-290) & (a < 1e290) if kind == "f64" else a > 0]
+    a = a[a > 0]
+    if kind == "f64":
+        # Subnormal operands, and those whose reciprocals are.
+        sizes = [math.ldexp(1 + i / 997, e) for i, e in enumerate([*range(-1074, -1000), *range(1000, 1024)])]
+        a = np.concatenate([a, np.array(sizes), np.array([5e-324, 1.7976931348623157e308])])
     width = 8 * a.itemsize
     result = run(f"sqrt.{mode}.{kind} d, a;", f"d:b{width} a:b{width}", a=a).astype(np.float64)
     precision = FORMATS[kind][0]
@@ -648,6 +682,95 @@ def test_special_values_of_directed_rounding():
         "div.rz.f32 d, a, b;", "d:f32 a:f32 b:f32", a=np.float32([1, -1, 0, inf]), b=np.float32([0, 0, 0, 2])
     )
     assert np.array_equal(quotient, np.float32([inf, -inf, nan, inf]), equal_nan=True)
+
+
+# Facts: what an H200 answered, and the operands, as bits.
+ON_HARDWARE = [
+    ("bfe.s64 d, a, b, c;", "b64 b64 b32 b32", (0x36B44F94420BA0, 0xD1D0BA07, 0x28), 0),
+    ("bfe.u64 d, a, b, c;", "b64 b64 b32 b32", (0xA058D932A7EF6384, 0x39, 0x80000000), 0x50),
+    (
+        "bfi.b64 d, a, b, p, n;",
+        "b64 b64 b64 b32 b32",
+        (0x43, 0xED3DD1D9923E853A, 0x923E853A, 0x84E21D36),
+        0xED3DD1D9923E853A,
+    ),
+    ("mul.rz.f64 d, a, b;", "b64 b64 b64", (0x409D5A2107579089, 0x1), 0x756),
+    ("div.rz.f64 d, a, b;", "b64 b64 b64", (0x613AF1A6C6BAB66B, 0x8000000000000000), 0xFFF0000000000000),
+    ("fma.rz.f64 d, a, b, c;", "b64 b64 b64 b64", (0xB0234EC4B25C9FF1, 0x1, 0x7FEFFFFFFFFFFFFF), 0x7FEFFFFFFFFFFFFE),
+    ("rcp.rz.f64 d, a;", "b64 b64", (0x0,), 0x7FF0000000000000),
+    ("mul.rm.f64 d, a, b;", "b64 b64 b64", (0x8000000000000001, 0x1), 0x8000000000000001),
+    ("div.rm.f64 d, a, b;", "b64 b64 b64", (0x405707F9D2A2A3DD, 0x0), 0x7FF0000000000000),
+    ("fma.rm.f64 d, a, b, c;", "b64 b64 b64 b64", (0xBFBE8C7A5DE5B844, 0x1, 0xFFCFF2BB4AB2FB96), 0xFFCFF2BB4AB2FB97),
+    ("rcp.rm.f64 d, a;", "b64 b64", (0x0,), 0x7FF0000000000000),
+    ("mul.rp.f64 d, a, b;", "b64 b64 b64", (0x97AC803353CC8440, 0x8958D60F505E2D04), 0x1),
+    ("div.rp.f64 d, a, b;", "b64 b64 b64", (0x1, 0x3F78F4173CE92FDB), 0xA5),
+    ("fma.rp.f64 d, a, b, c;", "b64 b64 b64 b64", (0x1, 0x3F72F7B09073DF17, 0x1C3044563DC989A), 0x1C3044563DC989B),
+    ("rcp.rp.f64 d, a;", "b64 b64", (0x8000000000000000,), 0xFFF0000000000000),
+    ("sqrt.rp.f64 d, a;", "b64 b64", (0x5FCBD0470F5348,), 0x20268E237A8C289B),
+    ("cvt.rn.f16.f64 d, a;", "b16 b64", (0x7FF8000000000000,), 0x7E00),
+    ("cvt.rna.tf32.f32 d, a;", "b32 b32", (0x7FC00000,), 0x7FC00000),
+    ("neg.f16x2 d, a;", "b32 b32", (0x7F807F80,), 0x7FFF7FFF),
+    ("neg.bf16x2 d, a;", "b32 b32", (0x67E37FCF,), 0xE7E37FFF),
+    ("div.approx.f32 d, a, b;", "b32 b32 b32", (0x765C3ACC, 0x7F7FFFFF), 0),
+]
+
+
+@pytest.mark.parametrize(("text", "kinds", "operands", "answer"), ON_HARDWARE, ids=[case[0] for case in ON_HARDWARE])
+def test_as_on_hardware(text, kinds, operands, answer):
+    names = text.removesuffix(";").replace(",", "").split()[1:]
+    registers = dict(zip(names, kinds.split(), strict=True))
+    arrays = {
+        name: np.full(3, bits, f"u{int(registers[name][1:]) // 8}")
+        for name, bits in zip(names[1:], operands, strict=True)
+    }
+    result = run(text, " ".join(f"{name}:{kind}" for name, kind in registers.items()), **arrays)
+    width = int(registers["d"][1:])
+    expect(result.view(f"u{width // 8}"), [answer] * 3, width, text)
+
+
+def test_special_operands_of_directed_doubles():
+    """As to nearest, but for the sign of an exact zero sum."""
+    values = [0.0, -0.0, 1.5, -3.0, 5e-324, 1.7976931348623157e308, np.inf, -np.inf, np.nan]
+    x, y, z = (np.array(column) for column in zip(*itertools.product(values, repeat=3), strict=True))
+    special = [~np.isfinite(v) | (v == 0) for v in (x, y, z)]
+    for mode in ("rz", "rm", "rp"):
+        for name, arrays, chosen in (
+            ("add", (x, y), special[0] | special[1]),
+            ("mul", (x, y), special[0] | special[1]),
+            ("div", (x, y), special[0] | special[1]),
+            ("fma", (x, y, z), special[0] | special[1] | ~np.isfinite(z)),
+        ):
+            names = "abc"[: len(arrays)]
+            text, registers = f"{{}} d, {', '.join(names)};", " ".join(f"{n}:f64" for n in "d" + names)
+            given = {n: a[chosen] for n, a in zip(names, arrays, strict=True)}
+            result = run(text.format(f"{name}.{mode}.f64"), registers, **given)
+            nearest = run(text.format(f"{name}.rn.f64"), registers, **given)
+            assert np.array_equal(result, nearest, equal_nan=True), (name, mode)
+            signed_as = np.signbit(result) == np.signbit(nearest)
+            zero_sum = (nearest == 0) & (name in ("add", "fma")) & (mode == "rm")
+            assert np.all(signed_as | zero_sum | np.isnan(nearest)), (name, mode)
+
+
+def test_approximate_division_by_large_numbers():
+    a = np.float32([1e38, -1e38, np.inf, np.nan, 3e38, 1.0])
+    b = np.float32([1e38, 1e38, 1e38, 1e38, 2.0**126, -3e38])
+    for ftz in ("", ".ftz"):
+        result = run(f"div.approx{ftz}.f32 d, a, b;", "d:f32 a:f32 b:f32", a=a, b=b)
+        expected = np.float32([0, -0.0, np.nan, np.nan, a[4] / b[4], -0.0])
+        assert np.array_equal(result, expected, equal_nan=True)
+        assert np.signbit(result)[[0, 1, 5]].tolist() == [False, True, True]
+        full = run(f"div.full{ftz}.f32 d, a, b;", "d:f32 a:f32 b:f32", a=a, b=b)
+        assert full[0] == 1
+
+
+def test_flush_of_half_precision():
+    a = np.uint16([0x0001, 0x83FF, 0x0400, 0x7FC1, 0xFC00])
+    one = np.full(5, 0x3C00, np.uint16)
+    assert run("neg.ftz.f16 d, a;", "d:b16 a:b16", a=a).tolist() == [0x8000, 0, 0x8400, 0x7FFF, 0x7C00]
+    assert run("abs.f16 d, a;", "d:b16 a:b16", a=a).tolist() == [0x0001, 0x03FF, 0x0400, 0x7FFF, 0x7C00]
+    assert run("mul.ftz.f16 d, a, b;", "d:b16 a:b16 b:b16", a=a, b=one)[:3].tolist() == [0, 0x8000, 0x0400]
+    halved = run("mul.ftz.f16 d, a, b;", "d:b16 a:b16 b:b16", a=a[2:3], b=np.uint16([0x3800]))
+    assert halved.tolist() == [0]
 
 
 def test_flush_to_zero():
@@ -916,7 +1039,7 @@ def test_tf32():
         0x3F804000,
         0xBF802000,
         0x7F800000,
-        0x7FFFFFFF,
+        0x7FC00000,
         0x7F800000,
     ]
     assert even.tolist() == [

@@ -106,10 +106,12 @@ def _float_cases() -> list[str]:
             f"fma.rn.relu.{kind}x2 wd, wa, wb, wc;",
             f"set.gt.u32.{kind} wd, ha, hb;",
             f"neg.{kind}x2 wd, wa;",
+            f"abs.{kind}x2 wd, wa;",
         ]
         cases += [f"{name}.{kind}x2 wd, wa, wb;" for name in ("add", "sub", "mul")]
         cases += [f"cvt.rn.relu.{kind}x2.f32 wd, fa, fb;", f"cvt.rn.{kind}x2.f32 wd, fa, fb;"]
         cases += [f"cvt.rni.s32.{kind} wd, ha;", f"cvt.rn.{kind}.s32 hd, wa;", f"cvt.rn.{kind}.u64 hd, la;"]
+    cases += ["neg.ftz.f16 hd, ha;", "add.ftz.f16x2 wd, wa, wb;", "mul.ftz.f16 hd, ha, hb;", "cvt.rn.bf16.f64 hd, ga;"]
     cases += ["fma.rn.sat.f16 hd, ha, hb, hc;", "slct.f32.f32 fd, fa, fb, fc;"]
     for kind in ("e4m3x2", "e5m2x2"):
         cases += [f"cvt.rn.satfinite.{kind}.f32 hd, fa, fb;", f"cvt.rn.f16x2.{kind} wd, ha;"]
@@ -125,6 +127,7 @@ APPROXIMATE = {
     "tanh.approx.f32 fd, fa;": (2**-10, 2.0**-126),
     "rsqrt.approx.f32 fd, fa;": (2**-21, 2.0**-126),
     "div.approx.f32 fd, fa, fb;": (2**-21, 2.0**-126),
+    "div.approx.ftz.f32 fd, fa, fb;": (2**-21, 2.0**-126),
     "div.full.f32 fd, fa, fb;": (2**-21, 2.0**-126),
     "rcp.approx.ftz.f32 fd, fa;": (2**-22, 2.0**-126),
     "sqrt.approx.f32 fd, fa;": (2**-22, 2.0**-126),
@@ -176,6 +179,7 @@ def _inputs(case: str, rng: np.random.Generator) -> np.ndarray:
             0x7FFFFF,
             0x7F7FFFFF,
             0x4F000000,
+            0xFFC12345,
         ]
     elif letter == "g":
         near = near.view(np.uint64)
@@ -183,7 +187,7 @@ def _inputs(case: str, rng: np.random.Generator) -> np.ndarray:
             struct.unpack("<Q", struct.pack("<d", x))[0]
             for x in (0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 2.0**31, 2.0**63)
         ]
-        edges += [1, (1 << 63) + 1, 0x7FEFFFFFFFFFFFFF]
+        edges += [1, (1 << 63) + 1, 0x7FEFFFFFFFFFFFFF, 0xFFF8123456789ABC]
     elif "16" in case:
         half = near.astype(np.float16).view(np.uint16).astype(np.uint64)
         near = half | half[::-1] << np.uint64(16)
