@@ -32,7 +32,7 @@ from execution import InSimulator, OnGpu, Result
 from numba_tma import launch, sim, suite
 
 _LIMIT_S = 20
-_WORKERS = 8
+_WORKERS = 10
 _PARTS = 12
 _MOST_SAMPLES, _SAMPLE_CHARACTERS = 60, 300
 

@@ -48,6 +48,7 @@ def run(jobs: Mapping[str, tuple[Callable, tuple]], limit_s: float, workers: int
     context = multiprocessing.get_context("spawn" if _driver_is_initialised() else "fork")
     waiting = list(jobs.items())[::-1]
     running: dict[Connection, tuple[str, multiprocessing.Process, float]] = {}
+    leaving: list[tuple[multiprocessing.Process, float]] = []
     outcomes: dict[str, Outcome] = {}
     while waiting or running:
         while waiting and len(running) < workers:
@@ -64,12 +65,14 @@ def run(jobs: Mapping[str, tuple[Callable, tuple]], limit_s: float, workers: int
             except EOFError:
                 process.join(5)
                 outcomes[name] = Outcome(failure=f"the process died with exit code {process.exitcode}")
-            process.join(2)
-            if process.is_alive():  # it may hang in the driver's clean-up after a fault
-                process.kill()
+            leaving.append((process, time.monotonic() + 5))
         for pipe, (name, process, end) in list(running.items()):
             if time.monotonic() > end:
                 del running[pipe]
                 process.kill()
                 outcomes[name] = Outcome(failure=f"no answer within {limit_s:g} s")
+    for process, end in leaving:  # one may hang in the driver's clean-up after a fault
+        process.join(max(0.0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
     return {name: outcomes[name] for name in jobs}
