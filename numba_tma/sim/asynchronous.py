@@ -271,7 +271,7 @@ def _wait_groups(d: Builder, ready: Callable[[Any, np.ndarray], np.ndarray], wha
 
     def finish(fragment: Fragment, passed: bool) -> None:
         if machine.observer is not None:
-            machine.observer.groups_waited(fragment, what)
+            machine.observer.groups_waited(fragment, what, pending)
 
     def end(fragment: Fragment, block: Block) -> Block | None:
         if test(fragment, ()).all():

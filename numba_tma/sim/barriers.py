@@ -138,6 +138,8 @@ class BlockBarriers:
         if done.any():
             self.cluster_arrived[np.repeat(done, size)] = False
             self.cluster_completed[done] += 1
+            if self.machine.observer is not None:
+                self.machine.observer.clusters_completed(np.nonzero(done)[0])
             self.machine.scheduler.events += 1
             self.machine.scheduler.progress += 1
 
@@ -149,6 +151,8 @@ class BlockBarriers:
         arrived = self.warp_arrived.reshape(masked.shape)
         done = arrived.any(axis=2) & ~(masked & live & ~arrived).any(axis=2)
         if done.any():
+            if self.machine.observer is not None:
+                self.machine.observer.lanes_synced(*np.nonzero((arrived & done[..., None]).reshape(len(done), -1)))
             arrived[done] = False
             self.warp_completed[done] += 1
             self.machine.scheduler.events += 1
@@ -200,6 +204,8 @@ def _bar(d: Builder, instruction: Instruction) -> Step:
     simple = kind == "sync" and count is None
 
     def finish(fragment: Fragment, passed: bool) -> None:
+        if machine.observer is not None:
+            machine.observer.barrier_waited(fragment, barrier(fragment).astype(np.int64))
         if write is not None:
             trues, all_threads = np.moveaxis(machine.barriers.reduction[fragment.slot, barrier(fragment)], -1, 0)
             results = {"popc": trues, "and": trues == all_threads, "or": trues > 0}
@@ -218,9 +224,9 @@ def _bar(d: Builder, instruction: Instruction) -> Step:
             return block.next
         expected = nothing if count is None else count(fragment).astype(np.int64)
         phase = np.broadcast_to(state.completed[fragment.slot, number], (fragment.n,)).copy()
-        state.arrive(fragment, number, expected, None if value is None else value(fragment))
         if machine.observer is not None:
-            machine.observer.barrier_arrived(fragment, number)
+            machine.observer.barrier_arrived(fragment, number, instruction)
+        state.arrive(fragment, number, expected, None if value is None else value(fragment))
         if kind == "arrive":
             return block.next
         fragment.block = block
@@ -243,6 +249,8 @@ def _cluster(d: Builder, instruction: Instruction) -> Step:
         slot, thread = fragment.slot, fragment.thread
         if state.cluster_arrived[slot, thread].any():
             raise SimError("a thread arrives a second time at the cluster's barrier before it has waited")
+        if machine.observer is not None:
+            machine.observer.cluster_arrived(fragment, instruction)
         state.cluster_phase[slot, thread] = state.cluster_completed[slot // size]
         state.cluster_arrived[slot, thread] = True
         state.complete_clusters()
@@ -265,11 +273,16 @@ def _cluster(d: Builder, instruction: Instruction) -> Step:
             for c in (fragment.slot // size).tolist()
         ]
 
+    def finish(fragment: Fragment, passed: bool) -> None:
+        if machine.observer is not None:
+            machine.observer.cluster_waited(fragment)
+
     def end(fragment: Fragment, block: Block) -> Block | None:
         if test(fragment, ()).all():
+            finish(fragment, True)
             return block.next
         fragment.block = block
-        machine.scheduler.park(Wait(fragment, test, (), describe))
+        machine.scheduler.park(Wait(fragment, test, (), describe, finish))
         return None
 
     return Step(end=end, alone=True)
@@ -287,6 +300,8 @@ def _warp_sync(d: Builder, instruction: Instruction) -> Step:
 
     def end(fragment: Fragment, block: Block) -> Block | None:
         if fragment.n == machine.scheduler.live:
+            if machine.observer is not None:
+                machine.observer.lanes_synced(fragment.slot, fragment.thread)
             return block.next
         state = machine.barriers
         slot, thread = fragment.slot, fragment.thread

@@ -24,6 +24,7 @@ decodes shared::cluster addresses to (slot, offset). Global addresses are the si
     report             report(identifier, message, origin): a hazard beside which execution goes on
     policy             "fifo" (default), "early", "late" or "random"
     rng                numpy.random.Generator, for "random"
+    observer           copy_to_shared, copy_from_shared, cp_async_issued, cp_async_arrived: see observer.py; or None
     latency            pumps from issue to effect under "fifo" (and from a store's read to its write)
 
 ``origin`` of the issue methods is whatever the machine wants to get back in reports (its instruction).
@@ -132,6 +133,10 @@ class GroupTracker:
         self._done = np.zeros(threads, np.int64)  # every group below this number has completed
         self._pending = np.zeros((threads, 8), np.int32)  # operations under way, by group number modulo width
 
+    def open(self, threads: int | np.ndarray) -> int | np.ndarray:
+        """The number of each thread's group under construction."""
+        return self._open[threads]
+
     def add(self, threads: int | np.ndarray) -> int | np.ndarray:
         """Add an operation of each thread to its open group; return the groups' numbers."""
         groups = self._open[threads]
@@ -237,6 +242,7 @@ class AsyncEngine:
         policy: str = "fifo",
         rng: np.random.Generator | None = None,
         latency: int = 4,
+        observer: Any = None,
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r} is none of {', '.join(POLICIES)}")
@@ -252,6 +258,7 @@ class AsyncEngine:
         self._report = report
         self._rng = rng if rng is not None else np.random.default_rng(0)
         self._latency = latency
+        self._observer = observer
         self._tick = 0
         self._queue: deque[_Operation] = deque()  # loads, and stores whose source is not read yet
         self._writes: deque[_Operation] = deque()  # stores whose source is read
@@ -289,6 +296,8 @@ class AsyncEngine:
                 self._shared[slot, dst + begin : dst + end] = source[begin:end]
                 self._arrived("bulk_load", slot, bar, end - begin)
 
+        if self._observer is not None:
+            self._observer.copy_to_shared(thread, targets, dst, nbytes, bar, origin)
         parts = self._ranges(nbytes)
         self._issue(_Operation("bulk_load", text, origin, thread, targets, nbytes, parts, move))
 
@@ -343,6 +352,8 @@ class AsyncEngine:
             destination[:] = source if op is None else tensor.reduce(op, dtype, destination, source)
             self._arrived("bulk_cluster", target, bar, end - begin)
 
+        if self._observer is not None:
+            self._observer.copy_to_shared(thread, (target,), dst, nbytes, bar, origin, (own, src, nbytes))
         parts = self._ranges(nbytes)
         self._issue(_Operation("bulk_cluster", text, origin, thread, (own, target), nbytes, parts, move))
 
@@ -380,6 +391,8 @@ class AsyncEngine:
 
             return write
 
+        if self._observer is not None:
+            self._observer.copy_from_shared(thread, src, nbytes, self.open_group(thread, "bulk"), origin)
         parts = self._ranges(nbytes)
         self._issue(_Operation(kind, text, origin, thread, (own,), nbytes, parts, move, stores=True))
 
@@ -423,6 +436,8 @@ class AsyncEngine:
                 tensor.write_shared(self._shared[slot], dst, geo, window, payload)
                 self._arrived("tma_load", slot, bar, payload.size)
 
+        if self._observer is not None:
+            self._observer.copy_to_shared(thread, targets, dst, geo.nbytes, bar, origin)
         parts = self._windows(geo, box)
         self._issue(_Operation("tma_load", text, origin, thread, targets, geo.nbytes, parts, move))
 
@@ -501,6 +516,8 @@ class AsyncEngine:
 
             return write
 
+        if self._observer is not None:
+            self._observer.copy_from_shared(thread, src, geo.nbytes, self.open_group(thread, "bulk"), origin)
         parts = self._windows(geo, box)
         self._issue(_Operation(kind, text, origin, thread, (own,), geo.nbytes, parts, move, stores=True))
 
@@ -558,6 +575,8 @@ class AsyncEngine:
         slots = threads // self._threads_per_block
         places = (slots * self._shared.shape[1] + dst) // size
         groups = self._cp_async.add(threads)
+        if self._observer is not None:
+            self._observer.cp_async_issued(threads, places * size, size, groups, origin)
 
         def move(part: slice) -> None:
             data = self._gathered(src[part], size, None if src_size is None else src_size[part], text)
@@ -606,6 +625,8 @@ class AsyncEngine:
         bars = np.broadcast_to(np.asarray(bars, np.int64), threads.shape)
         for bar in np.unique(bars).tolist():
             self._check_barrier(text, bar)
+        if self._observer is not None:
+            self._observer.cp_async_arrived(threads, bars, self.open_group(threads, "cp.async"))
         slots = threads // self._threads_per_block
         keys, counts = np.unique(np.stack([slots, bars]), axis=1, return_counts=True)
         arrivals = list(zip(keys[0].tolist(), keys[1].tolist(), counts.tolist(), strict=True))
@@ -645,6 +666,10 @@ class AsyncEngine:
         With `read`, a group is complete once all its sources in shared memory are read.
         """
         return (self._bulk_read if read else self._bulk_write).ready(threads, n)
+
+    def open_group(self, threads: int | np.ndarray, kind: str) -> int | np.ndarray:
+        """The number of each thread's group under construction; `kind` is "bulk" or "cp.async"."""
+        return (self._bulk_read if kind == "bulk" else self._cp_async).open(threads)
 
     # -- progress --------------------------------------------------------------------------------------------
 

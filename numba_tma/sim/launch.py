@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TextIO
 
@@ -43,6 +44,8 @@ def launch(
     max_steps: int = MAX_STEPS,
     print_to: TextIO | None = None,
     observer: Any = None,
+    hazards: bool = True,
+    shared_names: Sequence[tuple[str, int, int]] = (),
 ) -> Report:
     """Run a kernel to its end.
 
@@ -50,6 +53,9 @@ def launch(
     `shared_bytes` is dynamic shared memory a block. `params` are the kernel parameters' bytes, in order. `memory`
     holds the arrays whose addresses are among them. `policy` and `seed` say in which order copies complete ("fifo",
     "early", "late", "random"). What the kernel prints goes to Report.output and, at once, to `print_to`.
+
+    `hazards` looks for races and their like in what the kernel does (Report.hazards), at the cost of some time.
+    `shared_names` names parts of dynamic shared memory for the reports: (name, offset, bytes).
 
     Raises a SimError: PtxSyntaxError, LaunchError, UnknownInstruction, OutOfBounds, Misaligned, Trap, Deadlock,
     StepLimit (`max_steps` counts executed steps; one step serves many lanes).
@@ -78,6 +84,8 @@ def launch(
         seed,
         policy,
         observer,
+        hazards,
+        shared_names,
     )
     machine.output.echo = print_to
     return machine.run(max_steps)

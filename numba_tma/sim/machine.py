@@ -7,6 +7,7 @@ whole grid is one wave when it has at most `ONE_WAVE_LANES` threads and its shar
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from .control import Control
 from .engine import AsyncEngine
 from .errors import LaunchError, SimError
 from .fragment import Fragment, Root
+from .hazards import Tracker
 from .memory import (
     LOCAL_WINDOW,
     PARAM_WINDOW,
@@ -39,6 +41,7 @@ from .memory import (
     Segment,
 )
 from .module import Function, Module, Register, Variable
+from .observer import observe_all
 from .program import Instance, Program
 from .report import Hazard, Report, waiting_report
 from .scheduler import Scheduler
@@ -68,12 +71,13 @@ class Machine:
         seed: int = 0,
         policy: str = "fifo",
         observer: Any = None,
+        hazards: bool = True,
+        shared_names: Sequence[tuple[str, int, int]] = (),
     ) -> None:
         self.module = module
         self.function = function
         self.grid, self.block, self.cluster = grid, block, cluster
         self.memory = memory
-        self.observer = observer
         self.threads = block[0] * block[1] * block[2]
         self.warps = -(-self.threads // 32)
         self.blocks = grid[0] * grid[1] * grid[2]
@@ -104,6 +108,9 @@ class Machine:
         self.clock_ns = 0
         self.hazards: list[Hazard] = []
         self._hazards_seen: set[tuple[str, int]] = set()
+        self._names_in_plan = shared_names
+        self.tracker = Tracker(self) if hazards else None
+        self.observer = observe_all([watcher for watcher in (self.tracker, observer) if watcher is not None])
         self.output = printf.Output()
 
         self.rng = np.random.default_rng(seed)
@@ -116,6 +123,7 @@ class Machine:
             report=self.report_hazard,
             policy=policy,
             rng=self.rng,
+            observer=self.observer,
         )
         self.control = Control(self)
         self.handlers = {
@@ -367,6 +375,14 @@ class Machine:
     def shared_symbol(self, program: Program, offset: int, dtype: np.dtype) -> int:
         """The register that holds a shared variable's address for each block of a cluster."""
         return special.shared_symbol(self, program, offset, dtype)
+
+    def shared_names(self) -> Iterator[tuple[str, int, int]]:
+        """(name, offset, bytes) of what a block's shared memory holds, as far as it has names."""
+        dynamic = self.shared_end - self.dynamic_shared
+        for name, offset in self.shared_offsets.items():
+            yield name, offset, (dynamic if offset < dynamic else self.shared_end) - offset
+        for name, offset, nbytes in self._names_in_plan:
+            yield name, dynamic + offset, nbytes
 
     def block_name(self, slot: int) -> str:
         """blockIdx of a resident block, as text; trailing zeros left out for one-dimensional grids."""

@@ -224,7 +224,7 @@ def _init(d: Builder, instruction: Instruction) -> Step:
             wrong = int(count.max()) if int(count.min()) else 0
             raise SimError(f"mbarrier.init with count {wrong}; it must be from 1 to {MAX_COUNT}")
         if machine.observer is not None:
-            machine.observer.mbarrier(fragment, instruction, index)
+            machine.observer.mbarrier(fragment, instruction, index, count)
         if index.size == 1 and count.size > 1:
             count = count[-1:]
         machine.barrier_memory.words[index] = count << np.uint64(20) | count
@@ -258,7 +258,7 @@ def _tx(d: Builder, instruction: Instruction, sign: int) -> Step:
         index = _spread(index_of(fragment), fragment.n)
         change = _spread(bytes_of(fragment), fragment.n)
         if machine.observer is not None:
-            machine.observer.mbarrier(fragment, instruction, index)
+            machine.observer.mbarrier(fragment, instruction, index, change)
         for i, nbytes in zip(index.tolist(), change.tolist(), strict=True):
             machine.barrier_memory.add_tx(i, sign * nbytes, action)
 
@@ -284,7 +284,7 @@ def _arrive(d: Builder, instruction: Instruction) -> Step:
         index = index_of(fragment)
         given = one if argument is None else argument(fragment)
         if machine.observer is not None:
-            machine.observer.mbarrier(fragment, instruction, index)
+            machine.observer.mbarrier(fragment, instruction, index, given)
         n = fragment.n
         index, given = _spread(index, n), _spread(given, n)
         if not expect and (int(given.min()) < 1 or int(given.max()) > MAX_COUNT):

@@ -6,7 +6,7 @@ The machine makes these calls only when a launch has an observer. A fragment's l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,14 +44,34 @@ class Observer:
     def barrier_passed(self, fragment: Fragment, barrier: int) -> None:
         """Every live thread of the wave came to a block barrier at once and goes on."""
 
-    def barrier_arrived(self, fragment: Fragment, barrier: np.ndarray) -> None:
-        """Lanes arrive at block barriers (one number, or one for each lane)."""
+    def barrier_arrived(self, fragment: Fragment, barrier: np.ndarray, instruction: Instruction) -> None:
+        """Lanes arrive at block barriers (one number, or one for each lane); the phase may complete after this."""
 
     def barriers_completed(self, slots: np.ndarray, barriers: np.ndarray) -> None:
         """Phases of block barriers complete; who waited goes on."""
 
-    def mbarrier(self, fragment: Fragment, instruction: Instruction, index: np.ndarray) -> None:
-        """An mbarrier instruction, for waits when they succeed. `index` counts 64-bit words of `machine.shared`."""
+    def barrier_waited(self, fragment: Fragment, barrier: np.ndarray) -> None:
+        """Lanes that arrived at block barriers go on."""
+
+    def lanes_synced(self, slots: np.ndarray, threads: np.ndarray) -> None:
+        """Lanes have met at bar.warp.sync, those of each warp that was complete; sorted by slot and thread."""
+
+    def cluster_arrived(self, fragment: Fragment, instruction: Instruction) -> None:
+        """Lanes arrive at the cluster's barrier; the phase may complete after this."""
+
+    def clusters_completed(self, clusters: np.ndarray) -> None:
+        """The barriers of these clusters complete."""
+
+    def cluster_waited(self, fragment: Fragment) -> None:
+        """Lanes pass barrier.cluster.wait."""
+
+    def mbarrier(
+        self, fragment: Fragment, instruction: Instruction, index: np.ndarray, value: np.ndarray | None = None
+    ) -> None:
+        """An mbarrier instruction, for waits when they succeed. `index` counts 64-bit words of `machine.shared`.
+
+        `value` is the count of init and arrive, the bytes of expect_tx and complete_tx (one, or one for each lane).
+        """
 
     def phase_completed(self, index: int) -> None:
         """The phase of an mbarrier completes."""
@@ -75,5 +95,53 @@ class Observer:
     def wgmma_ordered(self, fragment: Fragment, instruction: Instruction, what: str, pending: int) -> None:
         """Lanes execute wgmma's "fence", "commit_group" or "wait_group" (for all but `pending` groups)."""
 
-    def groups_waited(self, fragment: Fragment, what: str) -> None:
-        """Lanes pass a wait for their bulk groups or cp.async groups."""
+    def groups_waited(self, fragment: Fragment, what: str, pending: int | None) -> None:
+        """Lanes pass a wait for their bulk or cp.async groups, all but `pending` (None: for uncommitted ones too)."""
+
+    def copy_to_shared(
+        self,
+        thread: int,
+        targets: tuple[int, ...],
+        start: int,
+        nbytes: int,
+        bar: int,
+        origin: Any,
+        source: tuple[int, int, int] | None = None,
+    ) -> None:
+        """The engine takes on a copy of `nbytes` to offset `start` of each target slot, which signals the mbarrier at
+        `bar` there. `source` is (slot, offset, bytes) if that is shared memory too. `thread` as the engine counts."""
+
+    def copy_from_shared(self, thread: int, start: int, nbytes: int, group: int, origin: Any) -> None:
+        """The engine takes on a copy out of the shared memory of the thread's block, in its bulk group `group`."""
+
+    def cp_async_issued(
+        self, threads: np.ndarray, offsets: np.ndarray, size: int, groups: np.ndarray, origin: Any
+    ) -> None:
+        """The engine takes on cp.async of `size` bytes to offsets of all blocks' shared memory, in groups."""
+
+    def cp_async_arrived(self, threads: np.ndarray, bars: np.ndarray, groups: np.ndarray) -> None:
+        """Threads will arrive at mbarriers when their cp.async copies up to groups are done."""
+
+
+class _Several:
+    """Passes every call on to several observers."""
+
+    def __init__(self, observers: list[Observer]) -> None:
+        self._observers = observers
+
+    def __getattr__(self, name: str) -> Any:
+        methods = [getattr(observer, name) for observer in self._observers]
+
+        def call(*arguments: Any) -> None:
+            for method in methods:
+                method(*arguments)
+
+        setattr(self, name, call)
+        return call
+
+
+def observe_all(observers: list[Any]) -> Any:
+    """One observer in place of several: None if there is none."""
+    if len(observers) < 2:
+        return observers[0] if observers else None
+    return _Several(observers)

@@ -18,13 +18,21 @@ _MAX_LINES = 40
 
 @dataclass(frozen=True)
 class Hazard:
-    """Something that went on here and may go wrong on a GPU."""
+    """Something that went on here and may go wrong on a GPU.
+
+    `severity` is "error" (the kernel is wrong) or "warning". `locations` are the source lines of all the instructions
+    that have a part in it, `instruction` the one it was found at.
+    """
 
     identifier: str
     message: str
     instruction: Any = None
+    severity: str = "error"
+    locations: tuple = ()
 
     def __str__(self) -> str:
+        if self.locations or "\n" in self.message:
+            return f"{self.severity}: {self.identifier}: {self.message}"
         line = getattr(self.instruction, "line", None)
         location = getattr(self.instruction, "location", None)
         where = f" (PTX line {line})" if line else ""

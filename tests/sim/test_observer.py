@@ -24,7 +24,7 @@ class Recorder(Observer):
     def barrier_passed(self, fragment, barrier):
         self.seen.append(("barrier", barrier, fragment.n))
 
-    def mbarrier(self, fragment, instruction, index):
+    def mbarrier(self, fragment, instruction, index, value=None):
         self.seen.append((instruction.modifiers[0], np.broadcast_to(index, fragment.n).tolist()))
 
     def phase_completed(self, index):

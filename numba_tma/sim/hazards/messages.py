@@ -1,0 +1,289 @@
+"""From what the tracker found to a named hazard with both places, threads and bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..report import Hazard, place_of
+from .clocks import BULK_READ, CP_ASYNC, STEPS
+from .rules import RULES
+from .shadow import unpack
+
+if TYPE_CHECKING:
+    from ..machine import Machine
+    from .barriers import BarrierWord
+    from .tracker import Tracker
+
+_DOING = {
+    "read": "reads",
+    "write": "writes",
+    "async read": "starts a copy that reads",
+    "async write": "starts a copy that writes",
+    "cp.async write": "starts a cp.async that writes",
+}
+
+
+class Reporter:
+    """Adds hazards to the machine's list, each kind once for a pair of instructions."""
+
+    def __init__(self, machine: Machine, tracker: Tracker) -> None:
+        self.machine = machine
+        self.tracker = tracker
+        self._seen: set[tuple] = set()
+
+    def add(self, identifier: str, what: str, *instructions: Any, severity: str | None = None) -> None:
+        """A hazard, unless the same was reported for the same instructions."""
+        key = (identifier, *(id(i) for i in instructions))
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        rule = RULES[identifier]
+        message = f"{what}\n  rule: {rule.rule}\n  way out: {rule.remedy}"
+        places = tuple(i.location for i in instructions if getattr(i, "location", None) is not None)
+        first = instructions[0] if instructions else None
+        self.machine.hazards.append(Hazard(identifier, message, first, severity or rule.severity, places))
+
+    # Names
+
+    def thread(self, thread: int) -> str:
+        """A thread as messages name it."""
+        slot, index = divmod(thread, self.machine.threads)
+        return f"block {self.machine.block_name(slot)}, thread {index}"
+
+    def shared(self, offset: int, nbytes: int = 0) -> str:
+        """A place in flat shared memory: the variable or the part of the plan, and the address."""
+        slot, inside = divmod(offset, self.machine.shared_stride)
+        best: tuple[int, str] | None = None
+        for name, start, size in self.machine.shared_names():
+            if start <= inside < start + max(size, 1) and (best is None or start >= best[0]):
+                best = (start, name)
+        size = f"{nbytes} B at " if nbytes else ""
+        where = f"shared address {inside:#x}"
+        if best is not None:
+            where += f" ({best[1]} + {inside - best[0]} B)"
+        return f"{size}{where} of block {self.machine.block_name(slot)}"
+
+    def barrier(self, word: BarrierWord, slot: int) -> str:
+        """An mbarrier as messages name it."""
+        return f"the mbarrier at {self.shared(slot * self.machine.shared_stride + 8 * word.word)}"
+
+    def _by(self, column: int, slot: int) -> str:
+        """Who the owner of a column is."""
+        clocks = self.tracker.clocks
+        if column >= clocks.barrier_base:
+            return "a copy"
+        first = slot // clocks.cluster_size * clocks.cluster_size * self.machine.threads
+        return self.thread(first + column % clocks.cluster_threads)
+
+    # Two accesses
+
+    def race(self, last: Any, bad: Any, threads: Any, pieces: Any, instruction: Any, action: str, by: str) -> None:
+        """Lanes `bad` access pieces whose `last` access (a `by`) is not ordered before theirs."""
+        self._pairs(last, bad, threads, pieces, instruction, action, by, self._classify)
+
+    def unfenced(self, last: Any, bad: Any, threads: Any, pieces: Any, instruction: Any, action: str, by: str) -> None:
+        """The copy engine accesses what ordinary accesses came before, ordered but with no proxy fence between."""
+
+        def classify(column: int, value: int, thread: int, action: str, by: str) -> str:
+            return "missing-proxy-fence" if action == "async read" else "async-write-without-proxy-fence"
+
+        self._pairs(last, bad, threads, pieces, instruction, action, by, classify)
+
+    def _pairs(
+        self, last: Any, bad: Any, threads: Any, pieces: Any, instruction: Any, action: str, by: str, classify: Any
+    ) -> None:
+        tracker = self.tracker
+        lanes = np.nonzero(bad)[0]
+        columns, values, numbers = unpack(last[lanes])
+        kinds = np.minimum(columns // tracker.clocks.cluster_threads, 4) << 16 | numbers
+        for lane in np.unique(kinds, return_index=True)[1].tolist():
+            at = lanes[lane]
+            column, value, thread = int(columns[lane]), int(values[lane]), int(threads[at])
+            before = tracker.instructions[int(numbers[lane])]
+            identifier = classify(column, value, thread, action, by)
+            if (identifier, id(instruction), id(before)) in self._seen:
+                continue
+            size = tracker.shadow.piece
+            offset = int(pieces[at]) * size
+            slot = offset // self.machine.shared_stride
+            order = "ordered by a barrier, but with no proxy fence between" if classify is not self._classify else ""
+            order = order or "and nothing orders the two"
+            self.add(
+                identifier,
+                f"{self.thread(thread)} {_DOING[action]} {self.shared(offset, size)}\n    at {place_of(instruction)}\n"
+                f"  after {self._by(column, slot)} {self._past(column, by)} it, {order}\n    at {place_of(before)}",
+                instruction,
+                before,
+            )
+
+    def _past(self, column: int, by: str) -> str:
+        clocks = self.tracker.clocks
+        if column < clocks.cluster_threads:
+            return {"write": "wrote", "read": "read"}[by]
+        if column >= clocks.barrier_base:
+            return {"write": "into", "read": "out of"}[by]
+        return {"write": "started a cp.async into", "read": "started a copy out of"}[by]
+
+    def _classify(self, column: int, value: int, thread: int, action: str, by: str) -> str:
+        tracker, clocks = self.tracker, self.tracker.clocks
+        slot = thread // self.machine.threads
+        first = slot // clocks.cluster_size * clocks.cluster_size * self.machine.threads
+        kind = 4 if column >= clocks.barrier_base else column // clocks.cluster_threads
+        owner = first + column % clocks.cluster_threads
+        if kind == 4:
+            if by == "read":
+                return "source-overwritten-while-read"
+            for word in tracker.words.values():
+                if (word.column[slot] == column) and word.passed_early[thread] == value - 1:
+                    return "wait-on-wrong-parity"
+            return "tile-used-before-wait"
+        block = slice(slot * self.machine.threads, (slot + 1) * self.machine.threads)
+        if kind == CP_ASYNC:
+            idle = tracker.waited_copies[block] & ~tracker.issued_copies[block]
+            waited = clocks.own[CP_ASYNC, owner] >= value
+            return "wait-group-without-copies" if idle.any() and not waited else "cp-async-not-waited"
+        if kind == BULK_READ:
+            if clocks.own[kind, owner] >= value:
+                return "wait-group-by-one-thread"
+            idle = tracker.waited_bulk[block] & ~tracker.issued_bulk[block]
+            return "wait-group-without-copies" if idle.any() else "source-overwritten-while-read"
+        if kind == STEPS and action in ("async write", "cp.async write") and by == "read":
+            known = int(clocks.row(int(clocks.known[thread]))[column])
+            early = tracker.acquired_step[owner]
+            return "buffer-released-early" if 0 < early <= known else "refill-before-consumers-done"
+        if action == "async read":
+            return "copy-before-writers-done"
+        return "shared-memory-race"
+
+    # One access
+
+    def unwritten(self, bad: Any, threads: Any, pieces: Any, instruction: Any) -> None:
+        """Reads of bytes that nobody has written."""
+        at = int(np.argmax(bad))
+        size = self.tracker.shadow.piece
+        self.add(
+            "uninitialised-shared-read",
+            f"{self.thread(int(threads[at]))} reads {self.shared(int(pieces[at]) * size, size)}, which nobody has "
+            f"written\n    at {place_of(instruction)}",
+            instruction,
+        )
+
+    def unwritten_source(self, span: slice, thread: int, origin: Any) -> None:
+        """A copy out of bytes none of which anybody has written."""
+        size = self.tracker.shadow.piece
+        self.add(
+            "uninitialised-shared-read",
+            f"{self.thread(thread)} copies from {self.shared(span.start * size, (span.stop - span.start) * size)}, of "
+            f"which nobody has written anything\n    at {place_of(origin)}",
+            origin,
+        )
+
+    # mbarriers
+
+    def more_bytes(self, word: BarrierWord, slot: int, copy: Any, arrival: Any) -> None:
+        """Copies deliver more than was promised."""
+        word.wrong[slot] = True
+        what = (
+            f"copies of {word.issued[slot]} B signal {self.barrier(word, slot)} in a phase that expects "
+            f"{word.expected[slot]} B"
+        )
+        places = [i for i in (copy, arrival) if i is not None]
+        self.add("more-bytes-than-expected", what + "".join(f"\n    at {place_of(i)}" for i in places), *places)
+
+    def early_copy(self, word: BarrierWord, slot: int, thread: int, origin: Any) -> None:
+        """A copy whose bytes may count for an earlier phase than meant."""
+        word.wrong[slot] = True
+        self.add(
+            "more-bytes-than-expected",
+            f"{self.thread(thread)} starts a copy that signals {self.barrier(word, slot)} and is not ordered after the "
+            f"end of the preceding phase: its bytes may count for that one\n    at {place_of(origin)}",
+            origin,
+        )
+
+    def too_many(self, word: BarrierWord, slot: int, thread: int, instruction: Any) -> None:
+        """An arrival that may come into a phase that is full."""
+        arrivals = int(self.machine.barrier_memory.words[slot * self.tracker._row + word.word]) >> 20 & 0xFFFFF
+        self.add(
+            "too-many-arrivals",
+            f"{self.thread(thread)} arrives at {self.barrier(word, slot)}, whose phase has all of its {arrivals} "
+            f"arrival{'s' * (arrivals != 1)} without it, and has not waited for the end of the phase\n"
+            f"    at {place_of(instruction)}\n  initialised at {place_of(word.init_instruction)}",
+            instruction,
+            word.init_instruction,
+        )
+
+    def phase_missed(self, word: BarrierWord, slot: int, thread: int, instruction: Any) -> None:
+        """A waiter that the barrier may run two phases ahead of."""
+        self.add(
+            "phase-missed",
+            f"{self.thread(thread)} waits for one phase of {self.barrier(word, slot)} after the other, and the next "
+            f"one may complete before it has seen this one\n    at {place_of(instruction)}",
+            instruction,
+        )
+
+    def used_before_init(self, word: BarrierWord, slots: Any, threads: Any, instruction: Any) -> None:
+        """A use that nothing orders after mbarrier.init."""
+        slot, thread = int(slots[0]), int(threads[0])
+        self.add(
+            "barrier-used-before-init",
+            f"{self.thread(thread)} uses {self.barrier(word, slot)}\n    at {place_of(instruction)}\n"
+            f"  and nothing orders that after {self.thread(int(word.init_thread[slot]))} initialised it\n"
+            f"    at {place_of(word.init_instruction)}",
+            instruction,
+            word.init_instruction,
+        )
+
+    def init_not_fenced(self, word: BarrierWord, slot: int, thread: int, origin: Any, remote: bool) -> None:
+        """The copy engine gets a barrier whose init no fence followed."""
+        if remote and word.published[slot]:
+            remote = False
+        self.add(
+            "mbarrier-init-not-fenced",
+            f"{self.thread(thread)} starts a copy that signals {self.barrier(word, slot)}\n    at {place_of(origin)}\n"
+            f"  and no fence followed its initialisation\n    at {place_of(word.init_instruction)}",
+            origin,
+            word.init_instruction,
+            severity="error" if remote else "warning",
+        )
+
+    def reinitialised(self, word: BarrierWord, slots: Any, threads: Any, instruction: Any) -> None:
+        """mbarrier.init on a barrier that somebody still uses, or may use."""
+        clocks, words = self.tracker.clocks, self.machine.barrier_memory.words
+        for slot, thread in zip(slots.tolist(), threads.tolist(), strict=True):
+            value = int(words[slot * self.tracker._row + word.word])
+            partial = (value & 0xFFFFF) != (value >> 20 & 0xFFFFF) or bool(value >> 40 & 0x3FFFFF)
+            steps = slice(0, clocks.cluster_threads)
+            behind = word.plane.sum[slot][steps] > clocks.row(int(clocks.known[thread]))[steps]
+            behind[clocks.column[thread]] = False
+            if partial or behind.any():
+                self.add(
+                    "barrier-reinitialised-in-use",
+                    f"{self.thread(thread)} initialises {self.barrier(word, slot)} again, "
+                    + ("in the middle of a phase" if partial else "not ordered after the arrivals of other threads")
+                    + f"\n    at {place_of(instruction)}\n  first at {place_of(word.init_instruction)}",
+                    instruction,
+                    word.init_instruction,
+                )
+                return
+
+    def no_receiver(self, word: BarrierWord, slot: int, thread: int, origin: Any) -> None:
+        """A copy into a block whose barrier is not there."""
+        self.add(
+            "multicast-without-receiver-barrier",
+            f"{self.thread(thread)} copies into block {self.machine.block_name(slot)}, where no mbarrier is at shared "
+            f"address {8 * word.word:#x}\n    at {place_of(origin)}",
+            origin,
+        )
+
+    def divergent(self, key: tuple[int, int, int], first: Any, second: Any) -> None:
+        """Lanes of a warp at one barrier by two instructions."""
+        slot, warp, name = key
+        self.add(
+            "divergent-barrier",
+            f"lanes of warp {warp} of block {self.machine.block_name(slot)} come to barrier {name} at two places\n"
+            f"    at {place_of(first)}\n    at {place_of(second)}",
+            second,
+            first,
+        )
