@@ -1,9 +1,15 @@
 """The cache must notice every edit that changes the code, and never give back a damaged file."""
 
+import collections
+import enum
 import io
+import os
 import types
 
+import numpy as np
 import pytest
+from numba import cuda
+from numba.cuda.extending import overload
 
 from numba_tma import cache
 
@@ -90,3 +96,129 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_TMA_CACHE_DIR", str(blocker / "cache"))
     cache.write("key", ".x", b"contents")
     assert cache.read("key", ".x") is None
+
+
+def namespace(source, **given):
+    made = types.ModuleType("made")
+    made.__dict__.update(given)
+    exec(compile(source, "made.py", "exec"), made.__dict__)
+    return made
+
+
+def module(name="settings", **members):
+    made = types.ModuleType(name)
+    made.__dict__.update(members)
+    return made
+
+
+def kernel_of(source, **given):
+    return cache.fingerprint(namespace(f"def kernel(x):\n    return {source}", **given).kernel)
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [(1, 2), (None, 0), ((1, 2), (1, 3)), (np.arange(3), np.arange(3) + 1), (np.float32(1), np.float32(2))],
+)
+def test_constants_of_modules_are_part_of_it(one, other):
+    def through(value):
+        return kernel_of("settings.A", settings=module(A=value))
+
+    def through_submodule(value):
+        return kernel_of("settings.sub.A", settings=module(sub=module("settings.sub", A=value)))
+
+    for described in (through, through_submodule):
+        assert described(one) == described(one)
+        assert described(one) != described(other)
+
+
+def test_each_function_has_its_own_names_of_a_module():
+    source = "def helper(x):\n    return settings.B\ndef kernel(x):\n    return helper(x) + settings.A"
+
+    def described(value):
+        return cache.fingerprint(namespace(source, settings=module(A=1, B=value)).kernel)
+
+    assert described(1) == described(1)
+    assert described(1) != described(2)
+
+
+def test_an_alias_says_of_what():
+    one, other = [1, 2], [3, 4]
+
+    def described(third):
+        return kernel_of("A[0] + B[0] + C[0]", A=one, B=other, C=third)
+
+    assert described(one) == described(one)
+    assert described(one) != described(other)
+    # Two equal tuples may be one object or two.
+    assert kernel_of("A + B", A=(1, 2), B=tuple(i for i in (1, 2))) == kernel_of("A + B", **dict.fromkeys("AB", (1, 2)))
+
+
+def test_enums_and_named_tuples():
+    def colours(value, kind):
+        return kind("Colour", {"RED": value})
+
+    for kind in (enum.Enum, enum.IntEnum):
+        assert kernel_of("E.RED", E=colours(1, kind)) == kernel_of("E.RED", E=colours(1, kind))
+        assert kernel_of("E.RED", E=colours(1, kind)) != kernel_of("E.RED", E=colours(2, kind))
+        assert kernel_of("E", E=colours(1, kind).RED) != kernel_of("E", E=colours(2, kind).RED)
+    pair, swapped = collections.namedtuple("Pair", "a b"), collections.namedtuple("Pair", "b a")
+    assert kernel_of("P.a", P=pair(1, 2)) != kernel_of("P.a", P=swapped(1, 2))
+    assert kernel_of("P(1, 2).a", P=pair) != kernel_of("P(1, 2).a", P=swapped)
+
+
+def test_options_and_defaults_of_device_functions():
+    def quotient(a, b):
+        return a / b
+
+    plain, fast = cuda.jit(device=True)(quotient), cuda.jit(device=True, fastmath=True)(quotient)
+    assert kernel_of("f(x, x)", f=plain) == kernel_of("f(x, x)", f=cuda.jit(device=True)(quotient))
+    assert kernel_of("f(x, x)", f=plain) != kernel_of("f(x, x)", f=fast)
+
+    def with_default(value):
+        def shifted(a, *, b=value):
+            return a + b
+
+        return cuda.jit(device=True)(shifted)
+
+    assert kernel_of("f(x)", f=with_default(1)) != kernel_of("f(x)", f=with_default(2))
+
+
+def test_overloads_are_part_of_it():
+    def described(added):
+        def helper(a):
+            raise NotImplementedError
+
+        @overload(helper, target="cuda")
+        def helper_on_gpu(a):
+            def implementation(a):
+                return a + added
+
+            return implementation
+
+        return kernel_of("helper(x)", helper=helper)
+
+    before = kernel_of("x + 1")
+    assert described(1) != described(2)
+    assert kernel_of("x + 1") == before, "an overload that the kernel cannot name"
+
+
+def test_functions_of_a_nameless_namespace_are_described():
+    def described(added):
+        names = {}
+        exec(f"def helper(x):\n    return x + {added}", names)
+        return kernel_of("helper(x)", helper=names["helper"])
+
+    assert described(1) != described(2)
+
+
+def test_the_folder_may_be_in_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NUMBA_TMA_CACHE_DIR", "~/kernels")
+    cache.write("key", ".x", b"contents")
+    assert (tmp_path / "kernels" / "key.x").exists() and cache.read("key", ".x") == b"contents"
+
+
+def test_nothing_is_left_behind_by_a_failed_write(folder):
+    (folder / "key.x").mkdir()
+    cache.write("key", ".x", b"contents")
+    assert os.listdir(folder) == ["key.x"]
