@@ -4,7 +4,7 @@ from numba_tma import Barriers, Shared, TensorMap, Tiles, kernel, ptx
 """
 
 from . import ptx
-from .launch import Kernel, LaunchError, kernel, use_backend
+from .launch import HazardWarning, Kernel, LaunchError, kernel, use_backend
 from .pitch import pitched, pitched_copy
 from .shared import Barriers, Buffer, Shared, Tiles
 from .tensor_map import TensorMap, TensorMapError
@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Barriers",
     "Buffer",
+    "HazardWarning",
     "Kernel",
     "LaunchError",
     "Shared",

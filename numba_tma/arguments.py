@@ -25,6 +25,9 @@ from .tensor_map import TensorMap
 _WORD = 0xFFFFFFFFFFFFFFFF
 _DATA = 4  # where the pointer stands among an array's words
 _MOST_LAYOUTS = 4096
+_BIT_PATTERNS = frozenset(
+    element.numpy for element in (dtypes.float16, dtypes.bfloat16, dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+)
 
 
 class Argument(NamedTuple):
@@ -82,6 +85,7 @@ def _array(value: object, pointer: int, shape: tuple, strides: tuple, dtype: Any
 
 
 def _new_layout(key: tuple, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Layout:
+    arrays.check_dtype(dtype)
     numba_type = array_type(dtype, len(shape), arrays.layout_of(shape, strides, dtype.itemsize))
     layout = _Layout(
         id(numba_type),
@@ -129,7 +133,15 @@ def _tensor_map(value: TensorMap, name: str) -> Argument:
     return Argument(value.numba_type, (), value, value.view.host)
 
 
+def _bits(value: np.generic) -> int:
+    """The bit pattern: how a kernel takes a 16- or 8-bit number."""
+    return int.from_bytes(value.tobytes(), "little")
+
+
 def _numpy_scalar(value: np.generic, name: str) -> Argument:
+    arrays.check_dtype(value.dtype)
+    if value.dtype in _BIT_PATTERNS:
+        return Argument(scalar_type(value.dtype), (_bits(value),))
     word = value.item()
     if isinstance(word, int) and not isinstance(word, bool):
         word &= (1 << (8 * value.dtype.itemsize)) - 1
@@ -178,6 +190,11 @@ def _other(value: object, name: str) -> Argument:
         _BY_CLASS[type(value)] = _torch
         _learn(value)
         return _torch(value, name)
+    # An IntEnum's member, or another subclass, is its number. After NumPy's: np.float64 is a float.
+    if isinstance(value, int):
+        return _integer(int(value), name)
+    if isinstance(value, float):
+        return _BY_CLASS[float](float(value), name)
     if hasattr(value, "__cuda_array_interface__"):
         _learn(value)
         _BY_CLASS[type(value)] = _native if _QUICK.get(type(value)) in (_quick_cupy, _quick_numba) else _interface

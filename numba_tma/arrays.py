@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 
@@ -34,13 +35,36 @@ class ArrayView:
         return int(np.prod(self.shape, dtype=np.int64))
 
 
+@functools.cache
+def check_dtype(dtype: np.dtype) -> None:
+    """See that a GPU can read elements of it.
+
+    Raises:
+        TypeError: they are Python objects, or in the other byte order.
+    """
+    if dtype.hasobject:
+        raise TypeError(
+            f"dtype {dtype}: the elements are Python objects, which a kernel cannot read; give the array a type of "
+            f"numbers first (array.astype(np.float32))"
+        )
+    if not dtype.isnative:
+        raise TypeError(
+            f"dtype {dtype.str}: its bytes are in the other order than a GPU's; copy the array first "
+            f"(array.astype(array.dtype.newbyteorder('=')))"
+        )
+
+
 def view(array: object) -> ArrayView | None:
     """Describe `array`, or None if it is no array.
 
     Takes NumPy arrays, PyTorch tensors (also bfloat16 and fp8, which have no array interface), and objects
     with `__cuda_array_interface__` or, failing that, DLPack.
+
+    Raises:
+        TypeError: an array of Python objects, or of numbers in the other byte order.
     """
     if isinstance(array, np.ndarray):
+        check_dtype(array.dtype)
         readonly = not array.flags.writeable
         return ArrayView(array.ctypes.data, array.shape, array.strides, array.dtype, True, readonly)
     if is_torch(array):
@@ -57,6 +81,7 @@ def view(array: object) -> ArrayView | None:
         own = getattr(array, "dtype", dtype)
         if isinstance(own, np.dtype) and own.itemsize == dtype.itemsize:
             dtype = own  # CuPy's bfloat16 travels as a plain two-byte type in the interface
+        check_dtype(dtype)
         return ArrayView(pointer or 0, shape, tuple(strides), dtype, False, bool(readonly))
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array)

@@ -14,12 +14,19 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
+import operator
 import os
+import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from numba import types
+from numba.core.errors import TypingError as NumbaTypingError
+from numba.cuda.core.errors import TypingError
 
 from . import arch as architectures
 from . import arguments, driver, sim, staging
@@ -35,7 +42,21 @@ VARIABLE = "NUMBA_TMA_BACKEND"
 _backend: contextvars.ContextVar[str] = contextvars.ContextVar(
     "numba_tma_backend", default=os.environ.get(VARIABLE) or "auto"
 )
+# What the CUDA programming guide allows, by axis.
+_GRID_LIMITS = ((1 << 31) - 1, 65535, 65535)
+_BLOCK_LIMITS = (1024, 1024, 64)
+_WARP = 32
+_NAMED_STREAMS = 2  # the handles 0 to 2 name default streams; all others are pointers
+_LOWEST_POINTER = 4096
+# Launch parameters of these classes are equal only where they mean the same: 1.0 and True equal 1, and are refused.
+_EXACT = frozenset(
+    {int, type(None), *(getattr(np, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))}
+)
 _simulation: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("numba_tma_sim", default=None)
+
+
+class HazardWarning(UserWarning):
+    """The simulator ran a kernel to its end, and saw something that may go wrong on a GPU."""
 
 
 def backend() -> str:
@@ -96,6 +117,10 @@ def kernel(
         cluster: cluster size in blocks (one to three extents), fixed for the kernel.
         min_blocks: blocks that an SM should hold at least; it bounds the registers a thread gets.
         fastmath: let the compiler use approximate math.
+
+    Raises:
+        TypeError: not a plain function of positional arguments without defaults, or `shared` is no `Shared`.
+        ValueError: threads, cluster or min_blocks out of range.
     """
     if function is None:
         return functools.partial(
@@ -122,24 +147,30 @@ class Kernel:
         min_blocks: int = 1,
         fastmath: bool = False,
     ) -> None:
+        _check_function(function)
+        name = function.__name__
+        if shared is not None and not isinstance(shared, Shared):
+            raise TypeError(
+                f"{name}: shared={shared!r}; expected a plan, Shared(…): a number of bytes does not say what is where"
+            )
+        if not _is_integer(min_blocks) or min_blocks < 1:
+            raise ValueError(f"{name}: min_blocks {min_blocks!r}; expected an integer of 1 or more")
         functools.update_wrapper(self, function)
         self.function = function
         self.argument_names = function.__code__.co_varnames[: function.__code__.co_argcount]
-        self.threads = _extents(threads, "threads", function.__name__) if threads is not None else None
+        self.threads = _extents(threads, "threads", name) if threads is not None else None
         self.shared = shared
-        self.cluster = _extents(cluster, "cluster", function.__name__) if cluster is not None else (1, 1, 1)
-        self._min_blocks = min_blocks
+        self.cluster = _extents(cluster, "cluster", name) if cluster is not None else (1, 1, 1)
+        self._min_blocks = operator.index(min_blocks)
         self._fastmath = fastmath
         self._launchers: dict[tuple, Launcher] = {}
         self._by_configuration: dict[Any, Launcher] = {}
         self._compiled: dict[tuple, Compiled] = {}
         self._on_gpu: dict[tuple[Compiled, int], driver.LoadedKernel] = {}
-        if self.threads is not None and _volume(self.threads) > 1024:
-            raise ValueError(f"{function.__name__}: {_volume(self.threads)} threads a block; the limit is 1024")
+        if self.threads is not None:
+            _check_block(self.threads, name)
         if _volume(self.cluster) > 16:
-            raise ValueError(
-                f"{function.__name__}: a cluster of {_volume(self.cluster)} blocks; Hopper's limit is 16 (8 portably)"
-            )
+            raise ValueError(f"{name}: a cluster of {_volume(self.cluster)} blocks; Hopper's limit is 16 (8 portably)")
 
     @property
     def shared_bytes(self) -> int:
@@ -147,29 +178,33 @@ class Kernel:
         return self.shared.nbytes if self.shared is not None else 0
 
     def __getitem__(self, configuration: Any) -> Launcher:
-        """`[grid]`, `[grid, block]` or `[grid, block, stream]`; grid and block are ints or tuples of one to three."""
-        found = self._by_configuration.get(configuration)
-        if found is not None:
-            return found
-        asked = configuration
-        if not isinstance(configuration, tuple):
-            configuration = (configuration,)
-        grid, block, stream = (*configuration, None, None)[:3]
-        if len(configuration) > 3:
-            raise ValueError(
-                f"{self.__name__}[…]: {len(configuration)} launch parameters; give grid, block and stream "
-                f"(shared memory comes from the kernel's plan)"
-            )
-        handle = driver.stream_handle(stream) if stream is not None else 0
-        found = self._launchers.get((grid, block, handle))
+        """`[grid]`, `[grid, block]` or `[grid, block, stream]`; grid and block are ints or tuples of one to three.
+
+        A grid of several dimensions alone is written `[(x, y), None]`: `[x, y]` is a grid and a block.
+
+        Raises:
+            ValueError: an extent, a stream handle or their number is out of range.
+            TypeError: no such stream.
+        """
+        exact = _is_exact(configuration)
+        if exact:
+            found = self._by_configuration.get(configuration)
+            if found is not None:
+                return found
+        name = self.__name__
+        grid, block, stream = _parted(configuration, name)
+        extents = _extents(grid, "grid", name)
+        block = _extents(block, "block", name) if block is not None else None
+        handle = _stream_handle(stream, name)
+        found = self._launchers.get((extents, block, handle))
         if found is None:
-            found = Launcher(self, grid, block, handle)
-            self._launchers[(grid, block, handle)] = found
-        if isinstance(stream, int | None):  # a stream object may die, and another take its place
-            self._by_configuration[asked] = found
+            found = Launcher(self, extents, block, handle)
+            self._launchers[(extents, block, handle)] = found
+        if exact:  # a stream object may die, and another take its place
+            self._by_configuration[configuration] = found
         return found
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, *_: Any, **__: Any) -> None:
         raise TypeError(f"{self.__name__} is a kernel: launch it as {self.__name__}[grid, block](…)")
 
     def compile(self, *example: Any, arch: str | None = None) -> Compiled:
@@ -195,15 +230,21 @@ class Kernel:
         """Compile for Numba types; remembered, in this process and on disk."""
         found = self._compiled.get((numba_types, arch))
         if found is None:
-            found = compile_kernel(
-                self.function,
-                numba_types,
-                arch=arch,
-                threads=_volume(self.threads) if self.threads else None,
-                min_blocks=self._min_blocks,
-                cluster=self.cluster,
-                fastmath=self._fastmath,
-            )
+            try:
+                found = compile_kernel(
+                    self.function,
+                    numba_types,
+                    arch=arch,
+                    threads=_volume(self.threads) if self.threads else None,
+                    min_blocks=self._min_blocks,
+                    cluster=self.cluster,
+                    fastmath=self._fastmath,
+                )
+            except (NumbaTypingError, TypingError) as error:
+                located = _located(error)
+                if located is None:
+                    raise
+                raise located from error
             self._compiled[(numba_types, arch)] = found
         return found
 
@@ -228,22 +269,36 @@ class Kernel:
 class Launcher:
     """A kernel with its grid, block and stream; call it with arguments, or `bind` them to launch again and again."""
 
-    def __init__(self, owner: Kernel, grid: Any, block: Any, stream: int) -> None:
+    def __init__(
+        self, owner: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int] | None, stream: int
+    ) -> None:
         name = owner.__name__
         self.kernel = owner
-        self.grid = _extents(grid, "grid", name)
+        self.grid = grid
         if block is None and owner.threads is None:
             raise ValueError(f"{name}[grid]: no block size; give kernel[grid, block] or @kernel(threads=…)")
-        self.block = _extents(block, "block", name) if block is not None else owner.threads
+        self.block = block if block is not None else owner.threads
         self.stream = stream
         threads = _volume(self.block)
-        if owner.threads is not None and threads > _volume(owner.threads):
-            raise ValueError(
-                f"{name}: {threads} threads a block, but it was compiled for at most {_volume(owner.threads)} "
-                f"(@kernel(threads=…)); a grid of several dimensions is written {name}[(x, y), None]"
-            )
-        if threads > 1024:
-            raise ValueError(f"{name}: {threads} threads a block; the limit is 1024")
+        if owner.threads is not None:
+            bound = _volume(owner.threads)
+            if threads > bound:
+                raise ValueError(
+                    f"{name}: {threads} threads a block, but it was compiled for at most {bound} "
+                    f"(@kernel(threads=…)); {_GRID_HINT.format(name=name)}"
+                )
+            if threads % _WARP and threads != bound:
+                raise ValueError(
+                    f"{name}: blocks of {threads} threads are neither whole warps of {_WARP} nor the {bound} of "
+                    f"@kernel(threads=…); {_GRID_HINT.format(name=name)}"
+                )
+        _check_block(self.block, name)
+        for axis, (blocks, limit) in enumerate(zip(grid, _GRID_LIMITS, strict=True)):
+            if blocks > limit:
+                raise ValueError(
+                    f"{name}: grid {'xyz'[axis]} of {blocks:,} blocks; the limit is {limit:,}: let each block do more"
+                    + (", or put this dimension into x" if axis else "")
+                )
         for axis, (blocks, size) in enumerate(zip(self.grid, owner.cluster, strict=True)):
             if blocks % size:
                 raise ValueError(
@@ -271,7 +326,7 @@ class Launcher:
             if variant is not None:
                 variant.launch(marshalled)
                 return None
-        return self._simulate(marshalled)
+        return self._simulate(marshalled, 3)
 
     def bind(self, *values: Any) -> Callable[[], sim.Report | None]:
         """Marshal the arguments once; what comes back launches with them. The arrays must be where the kernel runs.
@@ -283,7 +338,7 @@ class Launcher:
         choice = backend()
         variant = self._variant(marshalled, choice) if choice != "sim" else None
         if variant is None:
-            return functools.partial(self._simulate, marshalled)
+            return functools.partial(self._simulate, marshalled, 2)
         names = self.kernel.argument_names
         host = [name for name, argument in zip(names, marshalled, strict=True) if argument.on_host]
         if host:
@@ -318,7 +373,8 @@ class Launcher:
         found = self._variants[key] = _Variant(self, compiled, self.kernel.load(compiled), numba_types)
         return found
 
-    def _simulate(self, marshalled: list[Argument]) -> sim.Report:
+    def _simulate(self, marshalled: list[Argument], stacklevel: int) -> sim.Report:
+        """Run in the simulator; hazards become warnings, and `stacklevel` is the caller's as `warnings.warn` counts."""
         kernel_ = self.kernel
         compiled = kernel_.compile_types(tuple(argument.numba_type for argument in marshalled), DEFAULT_ARCH)
         memory = sim.GlobalMemory()
@@ -338,7 +394,14 @@ class Launcher:
             **(_simulation.get() or {}),
         )
         moved.copy_back()
+        first = {hazard.identifier: hazard for hazard in reversed(report.hazards)}
+        for identifier in dict.fromkeys(hazard.identifier for hazard in report.hazards):
+            warnings.warn(f"{kernel_.__name__}: {first[identifier]}", HazardWarning, stacklevel)
         return report
+
+
+# Accepting keywords to refuse them would cost each launch a dictionary; Python's own TypeError names this instead.
+Launcher.__call__.__qualname__ = "kernel[grid, block]"
 
 
 class _Variant:
@@ -418,11 +481,113 @@ def _default_arch() -> str:
     return DEFAULT_ARCH
 
 
+_GRID_HINT = "a grid of several dimensions is written {name}[(x, y), None]"
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether it counts something: an int or a NumPy integer, and neither a float nor a truth value."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_exact(configuration: Any) -> bool:
+    """Whether a launch configuration consists of plain integers alone, so that equal ones are the same."""
+    if configuration.__class__ is not tuple:
+        return configuration.__class__ in _EXACT
+    for part in configuration:
+        if part.__class__ is tuple:
+            for extent in part:
+                if extent.__class__ not in _EXACT:
+                    return False
+        elif part.__class__ not in _EXACT:
+            return False
+    return True
+
+
+def _parted(configuration: Any, name: str) -> tuple[Any, Any, Any]:
+    """Grid, block and stream of what stands in the brackets."""
+    parts = configuration if isinstance(configuration, tuple) else (configuration,)
+    if not parts:
+        raise ValueError(f"{name}[()]: no grid; launch it as {name}[grid] or {name}[grid, block]")
+    if len(parts) > 3:
+        raise ValueError(
+            f"{name}[…]: {len(parts)} launch parameters; give grid, block and stream "
+            f"(shared memory comes from the kernel's plan)"
+        )
+    for part, what in zip(parts[:2], ("grid", "block"), strict=False):
+        if not isinstance(part, tuple) and hasattr(part, "__len__"):
+            raise ValueError(f"{name}: {what} {part!r} is a {type(part).__name__}; write a number or a tuple")
+    return (*parts, None, None)[:3]
+
+
+def _stream_handle(stream: Any, name: str) -> int:
+    if isinstance(stream, bool) or (
+        isinstance(stream, int) and not 0 <= stream <= _NAMED_STREAMS and stream < _LOWEST_POINTER
+    ):
+        raise ValueError(
+            f"{name}[grid, block, {stream!r}]: {stream!r} is no handle of a stream; {_GRID_HINT.format(name=name)}"
+        )
+    return driver.stream_handle(stream)
+
+
 def _extents(value: Any, what: str, name: str) -> tuple[int, int, int]:
     extents = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    if not 1 <= len(extents) <= 3 or not all(hasattr(e, "__index__") and int(e) >= 1 for e in extents):
+    if not 1 <= len(extents) <= 3 or not all(_is_integer(e) and e >= 1 for e in extents):
         raise ValueError(f"{name}: {what} {value!r}; expected one to three positive integers")
-    return tuple(int(e) for e in (*extents, 1, 1)[:3])
+    return tuple(operator.index(e) for e in (*extents, 1, 1)[:3])
+
+
+def _check_block(block: Sequence[int], name: str) -> None:
+    if _volume(block) > 1024:
+        raise ValueError(f"{name}: {_volume(block)} threads a block; the limit is 1024")
+    for axis, (threads, limit) in enumerate(zip(block, _BLOCK_LIMITS, strict=True)):
+        if threads > limit:
+            raise ValueError(f"{name}: block {'xyz'[axis]} of {threads} threads; the limit is {limit}")
+
+
+def _check_function(function: Any) -> None:
+    """See that a kernel can be made of it."""
+    if not inspect.isfunction(function):
+        raise TypeError(
+            f"@kernel of {function!r}, a {type(function).__name__}; expected a function written in Python"
+            + (f": write @kernel(threads={function})" if _is_integer(function) else "")
+        )
+    name = function.__name__
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{name} is an `async def`; a kernel is a plain function")
+    if inspect.isgeneratorfunction(function):
+        raise TypeError(f"{name} has a `yield`; a kernel is a plain function and returns nothing")
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise TypeError(
+                f"{name}: parameter {parameter} is {parameter.kind.description}; a kernel's are positional, one by one"
+            )
+        if parameter.default is not parameter.empty:
+            raise TypeError(
+                f"{name}: parameter {parameter} has a default; a kernel is launched with all of its arguments"
+            )
+
+
+_REJECTION = re.compile(r"^ *(?:\w*Error): (.+(?:\n(?! *raised from| *-).+)*)", re.MULTILINE)
+
+
+def _located(error: Exception) -> Exception | None:
+    """A typing error that says first where in the kernel and what is wrong; None if it says where already.
+
+    An error from a function's own typing comes out of Numba without the line of the call. The constraint that was
+    being solved knows it, and is a local variable of the frames that the error passed through.
+    """
+    message = str(error)
+    if 'File "' in message:
+        return None
+    location, traceback = None, error.__traceback__
+    while traceback is not None:
+        location = getattr(traceback.tb_frame.f_locals.get("self"), "loc", None) or location
+        traceback = traceback.tb_next
+    if location is None:
+        return None
+    found = _REJECTION.search(message)
+    specific = f"{found[1].strip()}\n\n" if found else ""
+    return type(error)(f"{location.filename}:{location.line}: {specific}{message}")
 
 
 def _volume(extents: Sequence[int]) -> int:

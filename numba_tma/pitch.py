@@ -17,7 +17,7 @@ from . import arrays, dtypes
 
 def pitched(shape: Sequence[int], dtype: object, *, empty: Callable[..., Any] = np.empty, alignment: int = 16) -> Any:
     """An array of `shape` with undefined contents, each of its rows starting at a multiple of `alignment`
-    bytes.
+    bytes; another library's array starts where its allocator puts it (on a GPU at a multiple of 256).
 
     Args:
         shape: extents, slowest dimension first; the last one is the rows'.
@@ -40,7 +40,17 @@ def pitched(shape: Sequence[int], dtype: object, *, empty: Callable[..., Any] = 
     multiple = alignment // element.size
     columns = shape[-1]
     padded = (*shape[:-1], -(-columns // multiple) * multiple)
-    return empty(padded, dtype=element.numpy if empty is np.empty else dtype)[..., :columns]
+    if empty is np.empty:
+        return _aligned(padded, element.numpy, alignment)[..., :columns]
+    return empty(padded, dtype=dtype)[..., :columns]
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype, alignment: int) -> np.ndarray:
+    """A NumPy array that starts at a multiple of `alignment` bytes, which NumPy itself promises for 16 at most."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + alignment, np.uint8)
+    start = -memory.ctypes.data % alignment
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def pitched_like(array: Any, *, empty: Callable[..., Any] = np.empty, alignment: int = 16) -> Any:

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from numba_tma import arrays
+from numba_tma import arguments, arrays
 
 
 def test_numpy():
@@ -87,3 +87,20 @@ def test_reinterpret_of_a_device_array():
         np.uint64,
         False,
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        (object, "Python objects"),
+        (np.dtype([("a", object), ("b", np.int32)]), "Python objects"),
+        (">f4", "in the other order"),
+        (np.dtype([("a", ">i2")]), "in the other order"),
+    ],
+)
+def test_elements_that_a_gpu_cannot_read_are_refused(dtype, message):
+    array = np.zeros(4, dtype)
+    with pytest.raises(TypeError, match=message):
+        arrays.view(array)
+    with pytest.raises(TypeError, match=message):
+        arguments.marshal(array, "x")

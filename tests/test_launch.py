@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import subprocess
 import sys
 import threading
@@ -10,8 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda
+from numba.core.errors import TypingError
 
-from numba_tma import Barriers, LaunchError, Shared, TensorMap, Tiles, driver, kernel, ptx, use_backend
+from numba_tma import Barriers, HazardWarning, LaunchError, Shared, TensorMap, Tiles, driver, kernel, ptx, use_backend
 from numba_tma.launch import gpu_refusal
 
 needs_no_gpu = pytest.mark.skipif(driver.device_count() > 0, reason="there is a GPU here")
@@ -114,10 +116,93 @@ def test_scalars_and_tuples(in_simulator):
 
 def test_extents(in_simulator):
     out = np.zeros(24, np.int64)
-    write_extents[(2, 3, 4), (8, 2)](out)
-    assert (out == 8002).all()
-    write_extents[24, 16](out)
-    assert (out == 16001).all()
+    write_extents[(2, 3, 4), (8, 4)](out)
+    assert (out == 8004).all()
+    write_extents[24, 32](out)
+    assert (out == 32001).all()
+
+
+def test_equal_configurations_of_other_types_are_still_refused(in_simulator):
+    @kernel(threads=32)
+    def nothing(x):
+        pass
+
+    assert nothing[1] is nothing[1] is nothing[np.int64(1), None] is nothing[(1, 1), None, 0]
+    assert nothing[2, 32] is nothing[(2,), (32, 1), 0]
+    for configuration in (1.0, True, (1.0, None), ((1, True), 32), ((2.0,), None)):
+        with pytest.raises(ValueError, match="expected one to three positive integers"):
+            nothing[configuration]
+    nothing[1, 32, 1 << 40]  # a pointer
+    with pytest.raises(ValueError, match="no handle of a stream"):
+        nothing[1, 32, 4095]
+
+
+class Color(enum.IntEnum):
+    RED = 3
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2], ids=lambda d: d.__name__
+)
+def test_narrow_floating_point_scalars(dtype, in_simulator):
+    @kernel(threads=32)
+    def widen(out, x, pair):
+        if cuda.threadIdx.x == 0:
+            out[0] = np.float32(x)
+            out[1] = np.float32(pair[0])
+            out[2] = pair[1]
+
+    out = np.zeros(3, np.float32)
+    widen[1](out, dtype(-1.5), (dtype(0.75), 7))
+    assert out.tolist() == [-1.5, 0.75, 7]
+
+
+def test_subclasses_of_int_and_float_are_numbers(in_simulator):
+    class Meters(float):
+        pass
+
+    @kernel(threads=32)
+    def add(out, x, y):
+        out[0] = x + y
+
+    out = np.zeros(1)
+    add[1](out, Color.RED, Meters(0.5))
+    assert out[0] == 3.5
+
+
+def test_a_hazard_is_a_warning_at_the_launch(in_simulator):
+    smem = Shared(tile=Tiles(1, (16, 16), np.float32), full=Barriers(1))
+
+    @kernel(threads=32, shared=smem)
+    def careless(x_map, out):
+        if cuda.threadIdx.x == 0:
+            ptx.mbarrier_init(smem.full[0], 1)
+            ptx.fence_mbarrier_init()
+            ptx.mbarrier_arrive_expect_tx(smem.full[0], x_map.box_bytes)
+            ptx.cp_async_bulk_tensor_2d_shared_global(smem.tile[0], x_map, 0, 0, smem.full[0])
+            out[0] = smem.tile[0][0, 0]  # nobody has waited
+
+    x, out = np.ones((16, 16), np.float32), np.zeros(1, np.float32)
+    for launch in (lambda: careless[1](TensorMap(x, smem.tile), out), careless[1].bind(TensorMap(x, smem.tile), out)):
+        with pytest.warns(HazardWarning, match="careless: ") as caught:
+            report = launch()
+        identifiers = {hazard.identifier for hazard in report.hazards}
+        assert identifiers and len(caught) == len(identifiers)
+        assert caught[0].filename == __file__
+
+
+def test_a_typing_error_says_where_in_the_kernel(in_simulator):
+    smem = Shared(full=Barriers(1))
+
+    @kernel(threads=32, shared=smem)
+    def wrong(x):
+        ptx.mbarrier_init(smem.full[0], 1.5)
+
+    line = wrong.function.__code__.co_firstlineno + 2
+    expected = f"{__file__}:{line}: ptx.mbarrier_init: argument 2, 'count', must be an integer (u32); found float64\n"
+    with pytest.raises(TypingError) as caught:
+        wrong[1](np.zeros(1))
+    assert str(caught.value).startswith(expected)
 
 
 def test_read_only_arrays_stay_so(in_simulator):
@@ -129,6 +214,14 @@ def test_read_only_arrays_stay_so(in_simulator):
 
 def test_empty_arrays(in_simulator):
     axpy[1](np.float32(1), np.zeros(0, np.float32), np.zeros(0, np.float32))
+
+
+async def coroutine(x):
+    pass
+
+
+def generator(x):
+    yield x
 
 
 @pytest.mark.parametrize(
@@ -149,6 +242,39 @@ def test_empty_arrays(in_simulator):
         (lambda: axpy[1]("text", np.zeros(1), np.zeros(1)), TypeError, "argument a: str cannot be passed"),
         (lambda: axpy[1](1 << 70, np.zeros(1), np.zeros(1)), TypeError, "does not fit 64 bits"),
         (lambda: axpy[1]((np.zeros(1),), 1, 2), TypeError, "a tuple may hold numbers only"),
+        (lambda: axpy[3, 2, 5], ValueError, r"no handle of a stream; .* is written axpy\[\(x, y\), None\]"),
+        (lambda: axpy[2, 2], ValueError, r"blocks of 2 threads are neither .* is written axpy\[\(x, y\), None\]"),
+        (lambda: axpy[1, 64, -1], ValueError, "no handle of a stream"),
+        (lambda: axpy[1, 64, True], ValueError, "no handle of a stream"),
+        (lambda: axpy[1.0], ValueError, "grid 1.0; expected one to three positive integers"),
+        (lambda: axpy[True], ValueError, "grid True; expected"),
+        (lambda: axpy[(2.0,), 64], ValueError, r"grid \(2.0,\); expected"),
+        (lambda: axpy[1, 64.0], ValueError, "block 64.0; expected"),
+        (lambda: axpy[1, (True, 64)], ValueError, r"block \(True, 64\); expected"),
+        (lambda: axpy[[2, 3]], ValueError, r"grid \[2, 3\] is a list; write a number or a tuple"),
+        (lambda: axpy[np.array([2, 3])], ValueError, "is a ndarray; write a number or a tuple"),
+        (lambda: axpy[1, [64]], ValueError, r"block \[64\] is a list"),
+        (lambda: axpy[()], ValueError, r"axpy\[\(\)\]: no grid"),
+        (lambda: axpy[None], ValueError, "grid None; expected"),
+        (lambda: axpy[1 << 31], ValueError, "grid x of 2,147,483,648 blocks; the limit is 2,147,483,647"),
+        (lambda: axpy[(1, 65536), None], ValueError, "grid y of 65,536 blocks; the limit is 65,535"),
+        (lambda: axpy[(1, 1, 65536), None], ValueError, "grid z of 65,536"),
+        (lambda: kernel(lambda x: None)[1, (1, 1, 128)], ValueError, "block z of 128 threads; the limit is 64"),
+        (lambda: kernel(lambda x: None, threads=(1, 1, 128)), ValueError, "block z of 128 threads; the limit is 64"),
+        (lambda: kernel(64), TypeError, r"@kernel of 64, a int; .* write @kernel\(threads=64\)"),
+        (lambda: kernel(len), TypeError, "a builtin_function_or_method; expected a function written in Python"),
+        (lambda: kernel(Shared), TypeError, "a type; expected a function"),
+        (lambda: kernel(coroutine), TypeError, "coroutine is an `async def`"),
+        (lambda: kernel(generator), TypeError, "generator has a `yield`"),
+        (lambda: kernel(lambda *x: None), TypeError, r"parameter \*x is variadic positional"),
+        (lambda: kernel(lambda *, x: None), TypeError, "parameter x is keyword-only"),
+        (lambda: kernel(lambda x=1: None), TypeError, "parameter x=1 has a default"),
+        (lambda: kernel(lambda x: None, shared=4096), TypeError, "shared=4096; expected a plan"),
+        (lambda: kernel(lambda x: None, min_blocks=0), ValueError, "min_blocks 0; expected an integer of 1 or more"),
+        (lambda: kernel(lambda x: None, min_blocks=2.0), ValueError, "min_blocks 2.0"),
+        (lambda: axpy[1](a=1, x=2, y=3), TypeError, r"kernel\[grid, block\]\(\) got an unexpected keyword argument"),
+        (lambda: axpy[1](1, np.array([None]), np.zeros(1)), TypeError, "elements are Python objects"),
+        (lambda: axpy[1](1, np.zeros(1, ">f4"), np.zeros(1)), TypeError, "bytes are in the other order"),
     ],
 )
 def test_mistakes_are_named(launch, error, message, in_simulator):

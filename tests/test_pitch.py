@@ -56,3 +56,12 @@ def test_mistakes():
         pitched((3, 3), "complex128")
     with pytest.raises(TypeError, match="list is not an array"):
         is_pitched([1, 2])
+
+
+@pytest.mark.parametrize("alignment", [16, 128, 256, 4096])
+def test_numpy_arrays_start_aligned(alignment):
+    held = [pitched((3, 5), "float32", alignment=alignment) for _ in range(8)]
+    for array in held:
+        assert is_pitched(array, alignment) and array.shape == (3, 5)
+        array[...] = 1
+    assert pitched((0, 5), "float32", alignment=alignment).shape == (0, 5)
