@@ -58,7 +58,7 @@ def _run_experiment(name: str, labels: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def _copies_on_gpu(workers: int) -> dict[str, list[dict[str, Any]]]:
     """Packed results by group. A group that faults is cut into parts, so that the rest of it is known all the same."""
-    sizes = configurations.GROUPS
+    sizes = {name: count for name, count in configurations.GROUPS.items() if name != configurations.FAULTING}
     whole = {name: (_run_copies, (name, 0, count)) for name, count in sizes.items()}
     found: dict[str, list[dict[str, Any]]] = {}
     for name, outcome in isolated.run(whole, 2 * _LIMIT_S, workers).items():
@@ -73,6 +73,10 @@ def _copies_on_gpu(workers: int) -> dict[str, list[dict[str, Any]]]:
             jobs.values(), isolated.run(jobs, _LIMIT_S, workers).values(), strict=True
         ):
             found[name] += part.value or [{"failure": part.failure}] * (last - first)
+    name = configurations.FAULTING
+    jobs = {f"{i}": (_run_copies, (name, i, i + 1)) for i in range(configurations.GROUPS[name])}
+    outcomes = isolated.run(jobs, _LIMIT_S, workers).values()
+    found[name] = [{"failure": o.failure} if o.failure else o.value[0] for o in outcomes]
     return found
 
 
@@ -134,7 +138,10 @@ def _compare_copies(raw: dict[str, list[dict[str, Any]]], say: Callable[..., Non
         hardware = [records.unpack(execution.initial(chosen[i]), packed[i]) for i in ran]
         subset = [chosen[i] for i in ran]
         start = time.perf_counter()
-        simulator = execution.execute(subset, InSimulator)
+        if name == configurations.FAULTING:
+            simulator = [execution.execute_alone(c, InSimulator) for c in subset]
+        else:
+            simulator = execution.execute(subset, InSimulator)
         found = records.differences(subset, hardware, simulator)
         say(f"\n{name}: ({time.perf_counter() - start:.1f} s of simulation)")
         for line in records.report(subset, found, 40):

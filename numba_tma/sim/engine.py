@@ -386,7 +386,7 @@ class AsyncEngine:
 
             def write() -> None:
                 place = target[begin:end]
-                place[:] = data if reduction is None else tensor.reduce(*reduction, place, data, flush=True)
+                place[:] = data if reduction is None else tensor.reduce(*reduction, place, data)
                 self.bytes[kind] += end - begin
 
             return write
@@ -411,12 +411,14 @@ class AsyncEngine:
         """Global to shared: the box at `coords` (signed, innermost first) to `dst` of every target slot.
 
         Elements outside the tensor arrive as its fill. Each target's `bar` is credited with the whole box's
-        bytes. Raises TensorMapError for 128 bytes that are no tensor map, Misaligned (128 B for `dst`) and
-        OutOfBounds.
+        bytes. Raises TensorMapError for 128 bytes that are no tensor map, OutOfBounds, and Misaligned: 128 B for
+        `dst`, 16 B for the begin in a row where the innermost element stride is not 1 (the hardware faults).
         """
         text = f"cp.async.bulk.tensor.{len(coords)}d.shared::cluster.global"
         targets = self._targets(thread, targets)
         desc, geo, coords = self._check_tensor(text, tensor_map, coords, dst)
+        if desc.element_strides[0] != 1:  # which has no effect, but the hardware faults
+            self._check_inner(text, coords, geo)
         self._check_barrier(text, bar)
         box = tensor.whole(geo)
         source = tensor.inside(desc, coords, box)
@@ -446,8 +448,10 @@ class AsyncEngine:
     ) -> None:
         """Shared to global: the box at offset `src` of the thread's block to `coords`, in its bulk group.
 
-        Elements outside the tensor are not written, but for the rest of a 16-byte chunk in which a row
-        ends: that is reported as hazard tma-store-overhang.
+        The box must not begin before the tensor in any dimension (OutOfBounds), and in the innermost it
+        must begin at a multiple of 16 B (Misaligned): the hardware faults at such stores and reductions.
+        Elements past the tensor are not written, but for the rest of a 16-byte chunk in which a row ends:
+        that is reported as hazard tma-store-overhang.
         """
         text = f"cp.async.bulk.tensor.{len(coords)}d.global.shared::cta"
         self._tensor_to_global("tma_store", text, thread, tensor_map, coords, src, None, origin)
@@ -476,14 +480,13 @@ class AsyncEngine:
     ) -> None:
         desc, geo, coords = self._check_tensor(text, tensor_map, coords, src)
         ptx_type = None if op is None else tensor.tensor_reduction_type(op, desc.dtype)
-        flush = desc.dtype == descriptor.DataType.FLOAT32_FTZ
+        flush = desc.dtype in (descriptor.DataType.FLOAT32_FTZ, descriptor.DataType.TFLOAT32_FTZ)
         if min(coords) < 0:
-            self._report(
-                "tma-store-negative-coordinate",
-                f"{text} at coordinates {coords}: the first element of a store's box must not lie before "
-                "the tensor; begin the box inside and store less",
-                origin,
+            raise OutOfBounds(
+                f"{text} at coordinates {coords}: a box that is stored must not begin before the tensor, in no "
+                "dimension; begin it inside and store a smaller box"
             )
+        self._check_inner(text, coords, geo)
         own = thread // self._threads_per_block
         box = tensor.whole(geo)
         target = tensor.inside(desc, coords, box)
@@ -520,6 +523,14 @@ class AsyncEngine:
             self._observer.copy_from_shared(thread, src, geo.nbytes, self.open_group(thread, "bulk"), origin)
         parts = self._windows(geo, box)
         self._issue(_Operation(kind, text, origin, thread, (own,), geo.nbytes, parts, move, stores=True))
+
+    def _check_inner(self, text: str, coords: tuple[int, ...], geo: tensor.Geometry) -> None:
+        begin = coords[0] * geo.element_bytes
+        if begin % tensor.CHUNK:
+            raise Misaligned(
+                f"{text} at coordinates {coords}: the box begins {begin} B into a row, which is not a multiple of "
+                f"{tensor.CHUNK} B; the innermost coordinate must be a multiple of {tensor.CHUNK // geo.element_bytes}"
+            )
 
     def _mapped_rows(self, edge: tensor.Region | None, payload: np.ndarray) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Yield the overhang's places and data; rows of it that lie in no array are left out.

@@ -325,6 +325,10 @@ _TENSOR_TYPES = {
     DataType.BFLOAT16: "bf16",
     DataType.FLOAT32: "f32",
     DataType.FLOAT32_FTZ: "f32",
+    # The three below are in no manual; the hardware adds them, TF32 in full single precision.
+    DataType.FLOAT64: "f64",
+    DataType.TFLOAT32: "f32",
+    DataType.TFLOAT32_FTZ: "f32",
 }
 _CANONICAL_NAN = {np.float16: 0x7FFF, ml_dtypes.bfloat16: 0x7FFF, np.float32: 0x7FFFFFFF}
 
@@ -362,10 +366,8 @@ def reduce(op: str, ptx_type: str, old: np.ndarray, new: np.ndarray, flush: bool
     with np.errstate(all="ignore"):
         if op == "add":
             result = _flush(_flush(a) + _flush(b)) if flush else a + b
-        elif op == "min":
-            result = np.fmin(a, b)
-        elif op == "max":
-            result = np.fmax(a, b)
+        elif op in ("min", "max"):
+            result = _extremum(op, a, b)
         elif op == "inc":
             result = np.where(a >= b, np.uint32(0), a + np.uint32(1))
         elif op == "dec":
@@ -381,6 +383,16 @@ def reduce(op: str, ptx_type: str, old: np.ndarray, new: np.ndarray, flush: bool
             bits = result.view(f"u{result.itemsize}")
             bits[np.isnan(result)] = _CANONICAL_NAN[dtype]
     return result.view(np.uint8)
+
+
+def _extremum(op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the lesser or greater of `a` and `b`: a number before NaN, and -0 less than +0."""
+    if a.dtype.kind in "iu":
+        return np.minimum(a, b) if op == "min" else np.maximum(a, b)
+    result = np.fmin(a, b) if op == "min" else np.fmax(a, b)
+    bits_a, bits_b = (x.view(f"u{x.itemsize}") for x in (a, b))
+    zeros = bits_a | bits_b if op == "min" else bits_a & bits_b
+    return np.where((a == 0) & (b == 0), zeros.view(a.dtype), result)
 
 
 def _flush(values: np.ndarray) -> np.ndarray:

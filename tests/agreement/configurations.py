@@ -42,12 +42,15 @@ _FLOAT_REDUCTIONS = tuple((op, d) for op in ("add", "min", "max") for d in REDUC
 # How many configurations there are of each group. All but the first hold what a fault of the GPU, or a difference,
 # should not take the ordinary ones along.
 GROUPS = {
-    "ordinary": 2000,
+    "ordinary": 2400,
     "strided stores": 120,
-    "negative stores": 160,
     "extreme coordinates": 120,
     "special values": 160,
+    "loads between chunks": 160,
+    "illegal stores": 24,
 }
+# Each of these ends the kernel: on a GPU it needs a process of its own.
+FAULTING = "illegal stores"
 
 
 @dataclass(frozen=True)
@@ -145,12 +148,13 @@ def group(name: str, seed: int = SEED) -> list[Configuration]:
 def _random(group_name: str, index: int, seed: int) -> Configuration:
     r = random.Random(f"{seed} {group_name} {index}")
     rank = 1 + index % 5
-    stores_only = group_name in ("strided stores", "negative stores")
+    stores_only = group_name in ("strided stores", FAULTING)
+    loads_only = group_name == "loads between chunks"
     if group_name == "special values":
         operation, dtype = r.choice(_FLOAT_REDUCTIONS)
     else:
         kind = r.random()
-        if kind < 0.4 and not stores_only:
+        if (kind < 0.4 and not stores_only) or loads_only:
             operation = LOAD
         elif kind < 0.65:
             operation = STORE
@@ -160,24 +164,26 @@ def _random(group_name: str, index: int, seed: int) -> Configuration:
     element = dtypes.lookup(dtype)
     if group_name == "strided stores":
         strided = True
-    elif group_name == "negative stores":
-        strided = r.random() < 0.15
     else:
         strided = operation == LOAD and r.random() < 0.3
     swizzle = r.choice(("none", "none", "32B", "64B", "128B"))
     box, steps = _box(r, rank, element.size, swizzle, strided)
     sizes = _sizes(r, box, element.size)
     strides = _strides(r, sizes, element.size, overlap=operation == LOAD and r.random() < 0.08)
-    negative = operation == LOAD or group_name in ("negative stores", "extreme coordinates")
-    coordinates = tuple(_coordinate(r, n, b, negative) for n, b in zip(sizes, box, strict=True))
-    if group_name == "negative stores":
-        axis = r.randrange(rank)
-        start = -r.randint(1, box[axis])
-        coordinates = coordinates[:axis] + (start,) + coordinates[axis + 1 :]
+    coordinates = tuple(_coordinate(r, n, b, operation == LOAD) for n, b in zip(sizes, box, strict=True))
     if group_name == "extreme coordinates":
         axis = r.randrange(rank)
         start = r.choice((2**31 - 1 - r.randrange(4), -(2**31) + r.randrange(4), r.randint(-(2**31), 2**31 - 1)))
+        if operation != LOAD and start < 0:
+            start += 2**31
         coordinates = coordinates[:axis] + (start,) + coordinates[axis + 1 :]
+    # Stores must begin between two chunks of a row; loads that do not have a group of their own.
+    grain = _CHUNK // element.size
+    coordinates = (coordinates[0] // grain * grain, *coordinates[1:])
+    if loads_only and grain > 1:
+        coordinates = (coordinates[0] + r.randrange(1, grain), *coordinates[1:])
+    if group_name == FAULTING:
+        coordinates = _illegal(r, coordinates, box, grain)
     values = "bytes"
     if operation not in (LOAD, STORE) and element.floating:
         values = "specials" if group_name == "special values" else "numbers"
@@ -197,6 +203,15 @@ def _random(group_name: str, index: int, seed: int) -> Configuration:
         values=values,
         index=zlib.crc32(f"{seed} {group_name} {index}".encode()),
     )
+
+
+def _illegal(r: random.Random, coordinates: tuple[int, ...], box: tuple[int, ...], grain: int) -> tuple[int, ...]:
+    """Coordinates at which no store may begin: inside a chunk, or before the tensor (also at a chunk's begin)."""
+    if r.random() < 0.5:
+        return (coordinates[0] + r.randrange(1, grain), *coordinates[1:])
+    axis = r.randrange(len(box))
+    start = -grain * r.randint(1, box[0] // grain) if axis == 0 else -r.randint(1, box[axis])
+    return coordinates[:axis] + (start,) + coordinates[axis + 1 :]
 
 
 def _box(

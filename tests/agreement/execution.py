@@ -344,6 +344,14 @@ def execute(configurations: Sequence[Configuration], side: type, **options: obje
     return [results[i] for i in range(len(configurations))]
 
 
+def execute_alone(configuration: Configuration, side: type) -> Result:
+    """The result of one configuration, `refused` where the simulator raises."""
+    try:
+        return execute([configuration], side)[0]
+    except sim.SimError as error:
+        return Result(refused=str(error))
+
+
 def _slots(configurations: Sequence[Configuration]) -> list[_Slot]:
     """Where the tensors of one launch lie, one behind the other."""
     placed, end = [], 0

@@ -399,6 +399,18 @@ def _element_strides() -> Iterable[Case]:
             yield _case(f"box ({box}, 3) step 2 in dimension 0 at {start}", c, show_chunks)
 
 
+def _unaligned_loads() -> Iterable[Case]:
+    for swizzle in ("none", "128B"):
+        for start in (1, 3, 7, -1, -8, 57):
+            c = Configuration(
+                *(LOAD, "uint16", (64, 8), (128,), (64, 3), (start, 0)),
+                values="numbered",
+                swizzle=swizzle,
+                expected=_OVEREXPECTED,
+            )
+            yield _case(f"load at {start}, swizzle {swizzle}", c, show_chunks)
+
+
 def _strided_stores() -> Iterable[Case]:
     for operation, dtype in ((STORE, "uint16"), ("add", "uint32")):
         for start in (0, 1, -1, -2, 17):
@@ -700,6 +712,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         "(m) In what unit does tensormap.replace take a stride?", tuple(_edited_maps()), isolated=True
     ),
     "empty-copies": Experiment("(n) Do copies of nothing read, complete, fault?", tuple(_empty()), isolated=True),
+    "unaligned-loads": Experiment(
+        "(p) May a load begin between two chunks of a row?", tuple(_unaligned_loads()), isolated=True
+    ),
     "zero-strides": Experiment("(o) Does the engine take stride 0?", tuple(_zero_strides()), isolated=True),
 }
 

@@ -12,10 +12,16 @@ import configurations
 import experiments
 import pytest
 import records
-from configurations import GROUPS, LOAD, OPERATIONS, REDUCTIONS, STORE, Configuration, group
-from execution import InSimulator, OnGpu, Result, execute, initial
+from configurations import FAULTING, GROUPS, LOAD, OPERATIONS, REDUCTIONS, STORE, Configuration, group
+from execution import InSimulator, OnGpu, Result, execute, execute_alone, initial
 
 from numba_tma import sim
+
+ORDERLY = tuple(name for name in GROUPS if name != FAULTING)
+# Where the simulator raises though the hardware goes on, and why.
+EXCEPTIONS = {
+    "empty-copies: bulk load of 8 B": "undefined: an H200 moves and credits nothing, so that a kernel waits for ever",
+}
 
 
 def _fail_on(configurations_: list[Configuration], found: list[tuple[Configuration, str]]) -> None:
@@ -24,13 +30,13 @@ def _fail_on(configurations_: list[Configuration], found: list[tuple[Configurati
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", ORDERLY)
 def test_gpu_and_simulator_agree(name, seed):
     chosen = group(name, seed)
     _fail_on(chosen, records.differences(chosen, execute(chosen, OnGpu), execute(chosen, InSimulator)))
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", ORDERLY)
 def test_simulator_agrees_with_recorded_copies(name):
     record = records.load(records.COPIES)
     if record is None:
@@ -51,11 +57,28 @@ def test_simulator_agrees_with_recorded_copies(name):
     _fail_on(chosen, wrong)
 
 
+def test_simulator_raises_where_the_hardware_faults():
+    chosen = group(FAULTING)
+    results = [execute_alone(configuration, InSimulator) for configuration in chosen]
+    assert [c for c, r in zip(chosen, results, strict=True) if not r.refused] == []
+    assert {("begin before" in r.refused, "not a multiple of 16 B" in r.refused) for r in results} == {
+        (True, False),
+        (False, True),
+    }
+    record = records.load(records.COPIES)
+    if record is not None:
+        recorded = record["copies"][FAULTING]
+        assert recorded["fingerprint"] == records.fingerprint(chosen), "the configurations changed: record them again"
+        assert set(recorded["digests"]) == {"failed"}
+
+
 @pytest.mark.parametrize("name", experiments.EXPERIMENTS)
 def test_simulator_agrees_with_recorded_experiments(name):
     record = records.load(records.EXPERIMENTS)
     if record is None:
         pytest.skip("no GPU's results recorded yet: scripts/record_agreement.py makes them")
+    if name not in record["experiments"]:
+        pytest.skip("an experiment newer than the record: scripts/record_agreement.py runs it")
     wrong = []
     for case in experiments.EXPERIMENTS[name].cases:
         recorded = record["experiments"][name]["cases"][case.label]
@@ -63,7 +86,8 @@ def test_simulator_agrees_with_recorded_experiments(name):
             found = records.digest(case.run(InSimulator))
         except sim.SimError:
             found = None  # where the hardware faults the simulator must raise
-        if found != recorded["digest"]:
+        expected = None if f"{name}: {case.label}" in EXCEPTIONS else recorded["digest"]
+        if found != expected:
             wrong.append(f"{case.label}: the hardware gave {recorded['hardware'][:3]}")
     assert not wrong, "\n".join(wrong)
 

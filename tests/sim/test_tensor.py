@@ -268,6 +268,10 @@ def test_half_reductions(name, dtype):
     assert tensor.reduce("add", name, nan, one).view(np.uint16) == 0x7FFF
     assert tensor.reduce("max", name, nan, one).view(dtype) == 1
     assert tensor.reduce("min", name, nan, nan).view(np.uint16) == 0x7FFF
+    zeros = np.array([0x0000, 0x8000, 0x0000, 0x8000], np.uint16), np.array([0x8000, 0x0000, 0x0000, 0x8000], np.uint16)
+    lesser, greater = (tensor.reduce(op, name, *(z.view(np.uint8) for z in zeros)) for op in ("min", "max"))
+    assert lesser.view(np.uint16).tolist() == [0x8000, 0x8000, 0x0000, 0x8000]
+    assert greater.view(np.uint16).tolist() == [0x0000, 0x0000, 0x0000, 0x8000]
 
 
 def test_float_reductions_and_flushing():
@@ -285,7 +289,7 @@ def test_float_reductions_and_flushing():
 
 @pytest.mark.parametrize(
     ("op", "dtype"),
-    [("add", DataType.INT64), ("add", DataType.FLOAT64), ("min", DataType.FLOAT32), ("inc", DataType.INT32)]
+    [("add", DataType.INT64), ("min", DataType.FLOAT64), ("min", DataType.TFLOAT32), ("inc", DataType.INT32)]
     + [("add", DataType.UINT8), ("and", DataType.FLOAT16), ("xor", DataType.UINT16)],
 )
 def test_reductions_that_do_not_exist(op, dtype):
@@ -298,5 +302,7 @@ def test_tensor_reduction_types():
     assert tensor.tensor_reduction_type("max", DataType.UINT32) == "u32"
     assert tensor.tensor_reduction_type("or", DataType.INT64) == "b64"
     assert tensor.tensor_reduction_type("add", DataType.BFLOAT16) == "bf16"
+    assert tensor.tensor_reduction_type("add", DataType.FLOAT64) == "f64"
+    assert tensor.tensor_reduction_type("add", DataType.TFLOAT32) == "f32"
     with pytest.raises(SimError, match="no operation .mul"):
         tensor.check_reduction("mul", "u32")
