@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(text) if str(options.json) == "-" else options.json.write_text(text)
     if str(options.json) != "-":
         for finding in findings:
-            print(f"{finding.severity}: {finding.message}\n  under schedule {finding.schedule}\n")
+            severity = "" if finding.message.startswith(finding.severity) else f"{finding.severity}: "
+            print(f"{severity}{finding.message}\n  under schedule {finding.schedule}\n")
         print(f"{len(findings)} finding{'s' * (len(findings) != 1)} under {max(options.schedules, 1)} schedules")
     return int(any(options.warnings or finding.severity == "error" for finding in findings))
 
