@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from . import dtypes, sim
 from .launch import HazardWarning, Kernel, use_backend
 from .tensor_map import TensorMap
 
+_PLACE = re.compile(r"(?:at|from|inlined at) (\S+:\d+)")
 # The first schedule is the deterministic one; the others complete copies as early and as late as allowed, then shuffle.
 _POLICIES = ("fifo", "early", "late")
 _SCALARS = {
@@ -49,12 +51,16 @@ class CheckError(ValueError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong with a kernel: `identifier` is a hazard's, or the name of the error that ended the launch."""
+    """One thing wrong with a kernel: `identifier` is a hazard's, or the name of the error that ended the launch.
+
+    `alike` counts further ones that differ in addresses and PTX lines only, as an unrolled loop has them.
+    """
 
     identifier: str
     severity: str
     message: str
     schedule: str
+    alike: int = 0
 
 
 def schedules(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -66,7 +72,18 @@ def schedules(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
 
 def check(launch: Callable[..., sim.Report], count: int = 1, seed: int = 0) -> list[Finding]:
     """Run `launch(**schedule)` under `count` schedules; findings that repeat are reported once."""
-    found: dict[tuple[str, str], Finding] = {}
+    messages: set[tuple[str, str]] = set()
+    found: dict[tuple, Finding] = {}
+
+    def note(finding: Finding) -> None:
+        if (finding.identifier, finding.message) in messages:
+            return
+        messages.add((finding.identifier, finding.message))
+        key = (finding.identifier, *_PLACE.findall(finding.message))
+        first = found.setdefault(key, finding)
+        if first is not finding:
+            found[key] = replace(first, alike=first.alike + 1)
+
     for schedule in schedules(count, seed):
         name = f"{schedule['policy']}, seed {schedule['seed']}"
         try:
@@ -74,12 +91,10 @@ def check(launch: Callable[..., sim.Report], count: int = 1, seed: int = 0) -> l
                 warnings.simplefilter("ignore", HazardWarning)  # they are among the findings
                 report = launch(**schedule)
         except sim.SimError as error:
-            finding = Finding(_kebab(type(error).__name__), "error", str(error), name)
-            found.setdefault((finding.identifier, finding.message), finding)
+            note(Finding(_kebab(type(error).__name__), "error", str(error), name))
             continue
         for hazard in report.hazards:
-            finding = Finding(hazard.identifier, getattr(hazard, "severity", "error"), str(hazard), name)
-            found.setdefault((finding.identifier, finding.message), finding)
+            note(Finding(hazard.identifier, getattr(hazard, "severity", "error"), str(hazard), name))
     return list(found.values())
 
 

@@ -48,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     if str(options.json) != "-":
         for finding in findings:
             severity = "" if finding.message.startswith(finding.severity) else f"{finding.severity}: "
-            print(f"{severity}{finding.message}\n  under schedule {finding.schedule}\n")
+            alike = f", and {finding.alike} more like it" if finding.alike else ""
+            print(f"{severity}{finding.message}\n  under schedule {finding.schedule}{alike}\n")
         print(f"{len(findings)} finding{'s' * (len(findings) != 1)} under {max(options.schedules, 1)} schedules")
     return int(any(options.warnings or finding.severity == "error" for finding in findings))
 
