@@ -16,6 +16,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import unicodedata
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,8 @@ from typing import Any
 
 from numba import cuda, types
 from numba.cuda import dispatcher as numba_dispatcher
+from numba.cuda import lowering as numba_lowering
+from numba.cuda.core import errors
 from numba.cuda.cudadrv import nvvm
 
 from . import arch as architectures
@@ -152,8 +156,9 @@ def compile_kernel(
     except cache.Uncacheable:
         key = None
     kept = cache.read(key, ".json") if key else None
-    if kept is not None:
-        return _from_json(kept)
+    found = _from_json(kept) if kept is not None else None
+    if found is not None:
+        return found
     text = _numba_ptx(function, argument_types, arch, threads, min_blocks, fastmath)
     names = list(inspect.signature(function).parameters)
     compiled = _tidy(text, function.__name__, names, argument_types, arch, cluster)
@@ -174,13 +179,20 @@ def link(modules: Sequence[tuple[str, str]], arch: str) -> tuple[bytes, str]:
     """
     tool = _tool("ptxas") if len(modules) == 1 and "setmaxnreg" in modules[0][1] else None
     if tool is not None:
-        assembled = _assemble(tool, *modules[0], arch)
+        assembled = _assemble(tool, modules[0], arch)
         if assembled is not None:
             return assembled
     from cuda.bindings import nvjitlink
 
     options = [f"-arch={arch}", "-Xptxas=-v", "-verbose", "-lineinfo"]
-    handle = nvjitlink.create(len(options), options)
+    try:
+        handle = nvjitlink.create(len(options), options)
+    except nvjitlink.nvJitLinkError as error:
+        version = ".".join(map(str, nvjitlink.version()))
+        raise CompileError(
+            f"nvJitLink {version} cannot compile for {arch}: {error}; name an architecture that it knows, such as "
+            f"sm_80, sm_90, sm_90a, sm_100a or sm_120"
+        ) from None
     try:
         for name, text in modules:
             data = text.encode()
@@ -192,13 +204,28 @@ def link(modules: Sequence[tuple[str, str]], arch: str) -> tuple[bytes, str]:
     except nvjitlink.nvJitLinkError as error:
         log = _log(nvjitlink.get_error_log_size, nvjitlink.get_error_log, handle)
         log += _log(nvjitlink.get_info_log_size, nvjitlink.get_info_log, handle)
-        raise CompileError(f"{', '.join(name for name, _ in modules)} for {arch}: {error}\n{log}") from None
+        raise _refusal(modules, arch, f"{error}\n{log}") from None
     finally:
         nvjitlink.destroy(handle)
 
 
-def _assemble(tool: str, name: str, text: str, arch: str) -> tuple[bytes, str] | None:
+def _refusal(modules: Sequence[tuple[str, str]], arch: str, log: str) -> CompileError:
+    """The assembler's log as an error, headed by the instruction that `arch` lacks if that is the reason."""
+    names = ", ".join(name for name, _ in modules)
+    needed = architectures.requirement("\n".join(text for _, text in modules))
+    capability = architectures.parse(arch)
+    if capability[0] * 10 + capability[1] < needed.capability or (needed.only_90a and arch != "sm_90a"):
+        required = f"sm_{needed.capability}{'a' if needed.only_90a else ''}"
+        log = (
+            f"{needed.mnemonic} (PTX line {needed.line}) needs {required}; compile for it (arch={required!r}), "
+            f"or give {arch} a kernel without that instruction\n{log}"
+        )
+    return CompileError(f"{names} for {arch}: {log}")
+
+
+def _assemble(tool: str, module: tuple[str, str], arch: str) -> tuple[bytes, str] | None:
     """cubin and log by ptxas, or None if it is too old for the PTX version."""
+    name, text = module
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / f"{name}.ptx", Path(folder) / f"{name}.cubin"
         source.write_text(text)
@@ -213,7 +240,7 @@ def _assemble(tool: str, name: str, text: str, arch: str) -> tuple[bytes, str] |
             return target.read_bytes(), log
     if "Unsupported .version" in log:
         return None
-    raise CompileError(f"{name} for {arch}: ptxas failed\n{log}")
+    raise _refusal([module], arch, f"ptxas failed\n{log}")
 
 
 def disassemble(cubin: bytes) -> str:
@@ -278,7 +305,9 @@ def _compiling_for(capability: tuple) -> Iterator[None]:
     """Adapt numba-cuda while it compiles for `capability`.
 
     It would ask the driver for the current GPU when it meets a nested device function, keep such a function's lines
-    only if its own decorator asks for them, and drop NVVM's explanation of an error.
+    only if its own decorator asks for them, drop NVVM's explanation of an error, warn that a kernel whose source
+    cannot be found (from `python -c`, exec or a prompt) has no `def` line, and fail where the source cannot be parsed
+    by itself (a lambda amid a longer statement).
     """
 
     @functools.wraps(numba_dispatcher.compile_cuda)
@@ -291,16 +320,26 @@ def _compiling_for(capability: tuple) -> Iterator[None]:
         except Exception as error:
             raise CompileError(f"NVVM: {error}: {unit.get_log().strip()}") from None
 
+    def line_of_def(function: Callable) -> int | None:
+        try:
+            return find_line(function)
+        except SyntaxError:
+            return None
+
     with _compile_lock, contextlib.ExitStack() as restore:
         compile_cuda = numba_dispatcher.compile_cuda
         compile_unit = nvvm.CompilationUnit.compile
+        find_line = numba_lowering.get_func_def_lineno
         for owner, name, adapted in (
             (numba_dispatcher, "get_current_device", lambda: _NamedDevice(capability)),
             (numba_dispatcher, "compile_cuda", with_lines),
             (nvvm.CompilationUnit, "compile", with_log),
+            (numba_lowering, "get_func_def_lineno", line_of_def),
         ):
             restore.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, adapted)
+        restore.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", errors.NumbaDebugInfoWarning)
         yield
 
 
@@ -345,7 +384,53 @@ def _flatten(name: str, argument: types.Type) -> list[tuple[str, bool]]:
 
 
 _ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(\n?(.*?)\)\n", re.S)
+# From sm_100 on NVVM says of a pointer what it points to: `.param .u64 .ptr .align 1 name`.
+_DECLARED = re.compile(r"\.param\s+(?:\.align \d+\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+(?:\d+\s+)?)*)?([\w$]+)")
 _SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
+_WORD = re.compile(r"[\w$]+")
+# Declarations of the module and its functions, and the names in them that are no directive, type or register.
+_DIRECTIVE = re.compile(r"^[ \t]*\.[^\n]*", re.M)
+_STRING = re.compile(r'"[^"\n]*"')
+_SYMBOL = re.compile(r"(?<![\w$.%])[\w$]+")
+_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_$]*|[_$][A-Za-z0-9_$]+")
+_RESERVED = {"WARP_SZ"}
+
+
+def _ptx_name(wanted: str, taken: set[str]) -> str:
+    """`wanted` in the letters that a PTX identifier may have, different from all in `taken`, to which it is added."""
+    letters = []
+    for letter in unicodedata.normalize("NFKD", wanted):
+        if letter.isascii():
+            letters.append(letter if letter.isalnum() or letter in "_$" else "")
+        elif not unicodedata.combining(letter):
+            # A Greek alpha becomes 'alpha', the last word of its name.
+            words = unicodedata.name(letter, f"u{ord(letter):x}").lower().split()
+            letters.append(re.sub(r"\W", "_", words[-1]))
+    base = "".join(letters)
+    if not _IDENTIFIER.fullmatch(base):
+        base = f"_{base}_"
+    new, count = base, 0
+    while new in taken or new in _RESERVED:
+        count += 1
+        new = f"{base}_{count}"
+    taken.add(new)
+    return new
+
+
+def _parameter_names(
+    arguments: Sequence[str], flattened: Sequence[list[tuple[str, bool]]], taken: set[str]
+) -> list[str]:
+    """Names for the `.param`s. An argument keeps its name where a part of another would be called the same."""
+    whole = {
+        argument: _ptx_name(argument, taken)
+        for argument, leaves in zip(arguments, flattened, strict=True)
+        if any(leaf == argument for leaf, _ in leaves)
+    }
+    return [
+        whole[argument] if leaf == argument else _ptx_name(leaf, taken)
+        for argument, leaves in zip(arguments, flattened, strict=True)
+        for leaf, _ in leaves
+    ]
 
 
 def _tidy(
@@ -361,27 +446,33 @@ def _tidy(
     if entry is None:
         raise CompileError(f"{name}: the PTX has no entry")
     mangled = entry[1]
-    leaves = [leaf for n, t in zip(argument_names, argument_types, strict=True) for leaf in _flatten(n, t)]
-    declared = re.findall(r"\.param\s+(?:\.align \d+\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d+)\])?", entry[2])
+    flattened = [_flatten(n, t) for n, t in zip(argument_names, argument_types, strict=True)]
+    leaves = [leaf for argument in flattened for leaf in argument]
+    declared = _DECLARED.findall(entry[2])
     if len(declared) != len(leaves):
         raise CompileError(f"{name}: {len(declared)} parameters in the PTX, {len(leaves)} expected from its types")
 
     # The environment object serves Numba's CPU calling convention only; nothing refers to it.
     text = re.sub(r"^\.common \.global[^\n]*NumbaEnv[^\n]*\n", "", text, flags=re.M)
+    taken = {word for line in _DIRECTIVE.findall(_STRING.sub("", text)) for word in _SYMBOL.findall(line)}
+    name = _ptx_name(name, taken)
+    names = _parameter_names(argument_names, flattened, taken)
+    renamed = {mangled: name} | {old: new for (_, old), new in zip(declared, names, strict=True)}
     parameters, lines, offset = [], [], 0
-    for (kind, old, _), (new, is_map) in zip(declared, leaves, strict=True):
+    for (kind, old), new, (_, is_map) in zip(declared, names, leaves, strict=True):
         if is_map:
             size, align = _TENSOR_MAP_BYTES, 64
             lines.append(f"\t.param .align 64 .b8 {new}[{size}]")
             text = re.sub(
-                rf"ld\.param\.u64 \t?(%\w+), \[{re.escape(old)}\];",
-                rf"mov.b64 \t\1, {new};\n\tcvta.param.u64 \t\1, \1;",
+                rf"ld\.param\.[ub]64\s+(%\w+), \[{re.escape(old)}\];",
+                rf"mov.b64 \t\1, {old};\n\tcvta.param.u64 \t\1, \1;",
                 text,
             )
+            if re.search(rf"\[{re.escape(old)}(?![\w$])", text):
+                raise CompileError(f"{name}: the PTX reads the tensor map {new} in a way that is not known here")
         else:
             size = align = _SIZES[kind.lstrip("usbf")]
             lines.append(f"\t.param .{kind} {new}")
-            text = re.sub(rf"\b{re.escape(old)}\b", new, text)
         offset = (offset + align - 1) // align * align
         parameters.append(Parameter(new, kind, size, align, offset))
         offset += size
@@ -389,7 +480,8 @@ def _tidy(
     if cluster and cluster != (1, 1, 1):
         header += ".explicitcluster\n.reqnctapercluster {}, {}, {}\n".format(*cluster)
     text = _ENTRY.sub(lambda _: header, text, count=1)
-    text = re.sub(rf"\b{re.escape(mangled)}\b", name, text)
+    # All at once: a new name may be another parameter's old one.
+    text = _WORD.sub(lambda word: renamed.get(word[0], word[0]), text)
     modules = ptx.link_files(text)
     _check_externals(name, text, modules)
     return Compiled(name, arch, text, tuple(parameters), offset, tuple(modules))
@@ -438,11 +530,15 @@ def _to_json(compiled: Compiled) -> bytes:
     ).encode()
 
 
-def _from_json(data: bytes) -> Compiled:
-    fields = json.loads(data)
-    fields["parameters"] = tuple(Parameter(**p) for p in fields["parameters"])
-    fields["modules"] = tuple((name, text) for name, text in fields["modules"])
-    return Compiled(**fields)
+def _from_json(data: bytes) -> Compiled | None:
+    """What `_to_json` wrote, or None if it was something else that wrote `data`."""
+    try:
+        fields = json.loads(data)
+        fields["parameters"] = tuple(Parameter(**p) for p in fields["parameters"])
+        fields["modules"] = tuple((name, text) for name, text in fields["modules"])
+        return Compiled(**fields)
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from numba import cuda
 from numba.cuda.types import float32, uint32
 
-from numba_tma import Barriers, Shared, TensorMap, Tiles, kernel, ptx
+from numba_tma import Barriers, Shared, TensorMap, Tiles, cache, kernel, ptx, use_backend
 from numba_tma.compile import CompileError, compile_kernel, disassemble, link
 
 X = np.zeros((8, 64), np.float32)
@@ -156,3 +158,107 @@ def test_errors_quote_the_assembler():
 def test_numba_types_serve_as_examples():
     by_value = compile_kernel(scale.function, (float32[::1], float32[::1], uint32))
     assert by_value.parameters[-1].type == "u32"
+
+
+smem = Shared(tile=Tiles(1, (8, 64), np.float32), full=Barriers(1))
+
+
+@kernel(threads=32, shared=smem)
+def load(n, x_map, out):
+    if cuda.threadIdx.x == 0:
+        ptx.mbarrier_init(smem.full[0], 1)
+        ptx.mbarrier_arrive_expect_tx(smem.full[0], x_map.box_bytes)
+        ptx.cp_async_bulk_tensor_2d_shared_global(smem.tile[0], x_map, n, 0, smem.full[0])
+    out[cuda.threadIdx.x] = smem.tile[0][0, cuda.threadIdx.x]
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_120"])
+def test_blackwell(arch):
+    # NVVM writes another dialect for these: `.param .u64 .ptr .align 1`, `ld.param.b64`.
+    plain = scale.compile(X[0], X[0], np.float32(1), arch=arch)
+    assert [(p.name, p.type) for p in plain.parameters[4:6]] == [("x_data", "u64"), ("x_shape_0", "u64")]
+    assert plain.cubin[:4] == b"\x7fELF" and "FMUL" in plain.sass
+    tensor = load.compile(np.int32(0), TensorMap(X, smem.tile), X[0], arch=arch)
+    assert ".param .align 64 .b8 x_map[128]" in tensor.ptx and "[x_map]" not in tensor.ptx
+    assert f".target {arch}" in tensor.ptx and "UTMALDG.2D" in tensor.sass
+
+
+def test_the_assembler_is_not_left_to_say_what_is_missing():
+    older = load.compile(np.int32(0), TensorMap(X, smem.tile), X[0], arch="sm_80")
+    with pytest.raises(
+        CompileError, match=r"load for sm_80: mbarrier\.arrive\.expect_tx\S* \(PTX line \d+\) needs sm_90"
+    ):
+        _ = older.cubin
+    with pytest.raises(CompileError, match="cannot compile for sm_130.*sm_90a"):
+        link([("k", ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() { ret; }\n")], "sm_130")
+
+
+def simulate(function, *arguments):
+    with use_backend("sim"):
+        kernel(threads=1)(function)[1](*arguments)
+    return kernel(threads=1)(function).compile(*arguments)
+
+
+def test_parts_of_arguments_and_arguments_of_the_same_name():
+    def parts(x, x_0, x_1, y):
+        y[0] = x[0]
+        y[1] = x[1]
+        y[2] = x_0
+        y[3] = x_1
+
+    y = np.zeros(4, np.int64)
+    compiled = simulate(parts, (10, 20), 30, 40, y)
+    assert y.tolist() == [10, 20, 30, 40]
+    names = [p.name for p in compiled.parameters]
+    assert len(set(names)) == len(names) and names[2:4] == ["x_0", "x_1"]
+
+    def words(x, x_size, x_data, x_shape_0):
+        x[0] = x_size
+        x[1] = x_data
+        x[2] = x_shape_0
+        x[3] = x.size
+
+    simulate(words, y, 5, 6, 7)
+    assert y.tolist() == [5, 6, 7, 4]
+
+
+def test_names_that_ptx_cannot_have():
+    def größer(α, größe, _, WARP_SZ):
+        α[0] = größe + _ + WARP_SZ
+
+    y = np.zeros(1, np.int64)
+    compiled = simulate(größer, y, 1, 2, 3)
+    assert y[0] == 6 and compiled.cubin and compiled.name == "groser"
+    assert [p.name for p in compiled.parameters[4:5]] == ["alpha_data"]
+    assert compiled.parameters[-3].name == "grose"
+    assert len({p.name for p in compiled.parameters}) == len(compiled.parameters)
+
+    lambdas = [
+        lambda x: None,
+        lambda x: None,
+    ]
+    assert simulate(lambdas[1], y).name == "lambda"
+    assert all("lambda(" in simulate(function, y).ptx for function in lambdas)
+    assert compile_kernel(lambdas[0], (float32[::1],)).cubin
+
+    def vprintf(numba_tma_shared, out):
+        print(numba_tma_shared)
+
+    compiled = kernel(threads=1)(vprintf).compile(1, y)
+    assert compiled.name != "vprintf" and compiled.cubin
+
+
+def test_no_warning_where_there_is_no_source():
+    names = {}
+    exec("def typed_in(x):\n    x[0] = 1", names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kernel(threads=1)(names["typed_in"]).compile(X[0]).ptx
+
+
+@pytest.mark.parametrize("foreign", [b"[]", b"{}", b"null", b"\xff", b'{"parameters": [1], "modules": []}'])
+def test_a_whole_cache_file_of_another_kind_is_made_anew(own_cache, foreign):
+    first = kernel(scale.function, threads=64).compile(X[0], X[0], np.float32(1))
+    (kept,) = own_cache.glob("*.json")
+    cache.write(kept.stem, ".json", foreign)
+    assert kernel(scale.function, threads=64).compile(X[0], X[0], np.float32(1)).ptx == first.ptx
