@@ -40,6 +40,8 @@ __all__ = [
     "PtxFileError",
     "Result",
     "accept",
+    "advise",
+    "check_call",
     "folder",
     "functions",
     "global_address",
@@ -79,6 +81,29 @@ def accept(kind: str, numba_type_class: type, lower: Lower) -> None:
     _accepted[kind][numba_type_class] = lower
 
 
+Check = Callable[[Function, dict[str, types.Type]], None]
+_call_checks: list[tuple[str, Check]] = []
+
+
+def check_call(prefix: str, check: Check) -> None:
+    """See more of each call of the functions whose names begin with `prefix`, once each argument is found right.
+
+    Args:
+        prefix: beginning of names, such as 'cp_async_bulk_tensor_'.
+        check: `check(function, found)`, with the arguments' Numba types by operand name; it raises a TypingError where
+            they do not go together.
+    """
+    _call_checks.append((prefix, check))
+
+
+_advice: dict[type, str] = {}
+
+
+def advise(numba_type_class: type, advice: str) -> None:
+    """Add `advice` to the error for a value of this Numba type given for an address."""
+    _advice[numba_type_class] = advice
+
+
 def _lowering(kind: str, numba_type: types.Type) -> Lower | None:
     registered = _accepted.get(_PROTOCOL.get(kind, ""), {})
     for base in type(numba_type).__mro__:
@@ -112,13 +137,18 @@ def _check(name: str, position: int, operand: Operand, found: types.Type) -> typ
     Raises:
         TypingError: the argument is of another kind.
     """
-    wrong = TypingError(
-        f"ptx.{name}: argument {position + 1}, {operand.name!r}, must be {operand.expected}; found {found}"
-    )
+    what = f"ptx.{name}: argument {position + 1}, {operand.name!r},"
+    wrong = TypingError(f"{what} must be {operand.expected}; found {found}{_hint(operand, found)}")
     plain = types.unliteral(found)
     if operand.kind == "immediate":
-        if not isinstance(found, types.IntegerLiteral) or found.literal_value not in operand.values:
+        if not isinstance(found, types.IntegerLiteral):
             raise wrong
+        if found.literal_value not in operand.values:
+            step = f" in steps of {operand.values.step}" if operand.values.step > 1 else ""
+            raise TypingError(
+                f"{what} is an immediate: {found.literal_value} is not in {operand.values[0]} to "
+                f"{operand.values[-1]}{step}"
+            )
         return found
     if operand.kind == "predicate":
         if not isinstance(plain, types.Boolean):
@@ -137,7 +167,23 @@ def _check(name: str, position: int, operand: Operand, found: types.Type) -> typ
             raise wrong
     elif not isinstance(plain, types.Integer) or isinstance(plain, types.Boolean):
         raise wrong
+    elif isinstance(found, types.IntegerLiteral):
+        _check_width(what, operand.type, found.literal_value)
     return wanted
+
+
+def _check_width(what: str, ptx_type: str, value: int) -> None:
+    """See that a literal fits; unsigned numbers may be written as negative ones too, such as a mask of -1."""
+    bits = TYPES[ptx_type].bits
+    lowest, highest = -(1 << (bits - 1)), (1 << (bits - (ptx_type[0] == "s"))) - 1
+    if not lowest <= value <= highest:
+        raise TypingError(f"{what} is a {ptx_type}: {value} is not in {lowest} to {highest}")
+
+
+def _hint(operand: Operand, found: types.Type) -> str:
+    """The way out of a mistake that the type found tells, such as all barriers where one is meant."""
+    advice = _advice.get(type(found))
+    return f": {advice}" if advice and operand.kind in _PROTOCOL else ""
 
 
 def _operand_value(context, builder, operand: Operand, numba_type: types.Type, value):
@@ -172,8 +218,8 @@ class DeviceFunction:
         self.__signature__ = function.signature
         template = {
             "key": self,
-            "prefer_literal": any(operand.kind == "immediate" for operand in function.operands),
-            "generic": lambda template, args, kws: self._type(args, kws),
+            "prefer_literal": True,  # immediates must be literals; of other literals it is seen that they fit
+            "generic": lambda template, args, kws: self._type_once(template, args, kws),
             "get_template_info": lambda template: self._where(),
         }
         self._numba_type_ = types.Function(type(f"ptx_{function.name}", (AbstractTemplate,), template))
@@ -195,6 +241,18 @@ class DeviceFunction:
         """What names it in the compile cache, beside the contents of ptx/."""
         return repr(self)
 
+    def _type_once(self, template, args, kws):
+        # One template object is asked for one call: with its literals, and where that fails, without them. Without
+        # them a literal that does not fit would pass.
+        refused = getattr(template, "refused", None)
+        if refused is not None:
+            raise refused
+        try:
+            return self._type(args, kws)
+        except TypingError as error:
+            template.refused = error
+            raise
+
     def _type(self, args, kws):
         name, operands = self.function.name, self.function.operands
         if self.linked and self.function.inline_only:
@@ -206,6 +264,9 @@ class DeviceFunction:
         except TypeError as error:
             raise TypingError(f"ptx.{name}{self.__signature__}: {error}") from None
         checked = [_check(name, i, o, t) for i, (o, t) in enumerate(zip(operands, given, strict=True))]
+        for prefix, check in _call_checks:
+            if name.startswith(prefix):
+                check(self.function, {o.name: t for o, t in zip(operands, given, strict=True)})
         return signature(_return_type(self.function), *checked).replace(pysig=self.__signature__)
 
     def _where(self) -> dict[str, object]:

@@ -415,6 +415,8 @@ def _address(context, builder, numba_type, pointer):
 
 ptx.accept("shared", TileType, _address)
 ptx.accept("shared", BarrierType, _address)
+ptx.advise(BarriersType, "take one of them: full[0]")
+ptx.advise(TilesType, "take one of them: tiles[0]")
 
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> TypingError:

@@ -27,7 +27,7 @@ from numba.cuda.typing.templates import AttributeTemplate
 from . import arrays, dtypes, ptx
 from .arrays import ArrayView
 from .dtypes import ElementType
-from .shared import CAPACITY, SWIZZLES, Tiles
+from .shared import CAPACITY, SWIZZLES, Tiles, TileType
 from .sim import descriptor
 
 MAX_RANK = 5
@@ -594,3 +594,39 @@ def _address(context, builder, numba_type, value):
 
 
 ptx.accept("tensor_map", TensorMapType, _address)
+
+
+_TENSOR_COPIES = ("cp_async_bulk_tensor_", "cp_async_bulk_prefetch_tensor_", "cp_reduce_async_bulk_tensor_")
+
+
+def _check_copy(function: ptx.Function, found: dict[str, types.Type]) -> None:
+    """See that a map has as many dimensions as the instruction, and that its box fits the tile given with it."""
+    tensor_map = found["tensorMap"]
+    if not isinstance(tensor_map, TensorMapType):
+        return
+    rank = sum(name[0] == "c" and name[1:].isdigit() for name in found)
+    if rank != len(tensor_map.box):
+        raise TypingError(
+            f"ptx.{function.name} is for maps of {rank} dimensions; found {tensor_map} of {len(tensor_map.box)}"
+        )
+    tile = found.get("dstMem", found.get("srcMem"))
+    if not isinstance(tile, TileType):
+        return
+    for what, of_map, of_tile in (
+        ("swizzle", tensor_map.swizzle, tile.swizzle.name),
+        ("element type", tensor_map.element.numpy, tile.element.numpy),
+    ):
+        if of_map != of_tile:
+            raise TypingError(
+                f"ptx.{function.name}: the {what} is {of_map} in the map and {of_tile} in shared memory; describe both "
+                f"alike, as TensorMap(array, smem.tiles) does; found {tensor_map} and {tile}"
+            )
+    nbytes = math.prod(tensor_map.tile_shape) * tensor_map.element.size
+    if nbytes > tile.nbytes:
+        raise TypingError(
+            f"ptx.{function.name}: one box is {nbytes:,} B, the tile {tile.nbytes:,} B; found {tensor_map} and {tile}"
+        )
+
+
+for _prefix in _TENSOR_COPIES:
+    ptx.check_call(_prefix, _check_copy)

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types as python_types
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from numba import cuda, types
 from numba.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
-from numba_tma import ptx, ptx_files
+from numba_tma import Barriers, Buffer, Shared, TensorMap, Tiles, ptx, ptx_files
+from numba_tma import kernel as numba_tma_kernel
 from numba_tma.compile import CompileError, disassemble, link
 from numba_tma.ptx import mbarrier_init
 
@@ -412,17 +414,132 @@ def _no_multiple_of_8(n):
     [
         (_variable, r"'N', must be a constant .*immediate 0 to 63; found int64"),
         (_expression, r"'N', must be a constant .*no expression.*; found int64"),
-        (_out_of_range, r"immediate 0 to 63; found Literal\[int\]\(64\)"),
-        (_negative, r"'N', must be a constant .*immediate 0 to 63; found"),
+        (_out_of_range, r"'N', is an immediate: 64 is not in 0 to 63"),
+        (_negative, r"'N', (must be a constant .*immediate 0 to 63; found|is an immediate: -1 is not in 0 to 63)"),
         (
             _no_multiple_of_8,
-            r"'imm_reg_count', must be .*immediate 24 to 256 step 8; found Literal\[int\]\(100\)",
+            r"'imm_reg_count', is an immediate: 100 is not in 24 to 256 in steps of 8",
         ),
     ],
 )
 def test_a_wrong_immediate_is_a_typing_error_that_names_it(kernel, message):
     with pytest.raises(TypingError, match=message):
         to_ptx(kernel, types.int64)
+
+
+def _too_many_arrivals():
+    ptx.mbarrier_init(0, 1 << 32)
+
+
+def _coordinate_of_33_bits(descriptor):
+    ptx.cp_async_bulk_tensor_1d_shared_global(0, descriptor, 4294967295, 0)
+
+
+def _address_of_33_bits():
+    ptx.mbarrier_inval(1 << 32)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "message"),
+    [
+        (_too_many_arrivals, (), "'count', is a u32: 4294967296 is not in -2147483648 to 4294967295"),
+        (_coordinate_of_33_bits, (types.uint64,), "'c0', is a s32: 4294967295 is not in -2147483648 to 2147483647"),
+        (_address_of_33_bits, (), "'addr', is a u32: 4294967296 is not in"),
+    ],
+)
+@pytest.mark.parametrize("linked", [False, True], ids=["inlined", "linked"])
+def test_a_literal_that_does_not_fit_is_a_typing_error(kernel, arguments, message, linked):
+    source = kernel
+    if linked:
+        source = python_types.FunctionType(kernel.__code__, {"ptx": ptx.linked}, kernel.__name__)
+    with pytest.raises(TypingError, match=message):
+        to_ptx(source, *arguments)
+
+
+def test_literals_that_just_fit():
+    def kernel(descriptor):
+        ptx.cp_async_bulk_tensor_2d_shared_global(4294967295, descriptor, -2147483648, 2147483647, 8)
+
+    text = to_ptx(kernel, types.uint64)
+    assert "2147483648" in text and "2147483647" in text
+
+
+# ----------------------------------------------------------------------------------------------------
+# Maps and tiles
+# ----------------------------------------------------------------------------------------------------
+
+
+PLAN = Shared(
+    t=Tiles(2, (32, 32), "float32"),
+    swizzled=Tiles(1, (32, 32), "float32", swizzle="128B"),
+    small=Tiles(1, (16, 32), "float32"),
+    words=Tiles(1, (32, 32), "int32"),
+    scratch=Buffer((32, 32), "float32"),
+    bars=Barriers(1),
+)
+
+
+def _map(box=(32, 32), **options):
+    return TensorMap(np.zeros((64, 64), np.float32), box, **options)
+
+
+@pytest.mark.parametrize(
+    ("member", "tensor_map", "message"),
+    [
+        ("swizzled", _map, "the swizzle is none in the map and 128B in shared memory"),
+        ("t", lambda: _map(swizzle="128B"), "the swizzle is 128B in the map and none in shared memory"),
+        ("words", _map, "the element type is float32 in the map and int32 in shared memory"),
+        ("small", _map, "one box is 4,096 B, the tile 2,048 B"),
+    ],
+)
+@pytest.mark.parametrize("direction", ["load", "store", "reduce"])
+def test_a_map_that_does_not_fit_its_tile_is_a_typing_error(member, tensor_map, message, direction):
+    with pytest.raises(TypingError, match=message):
+        _copy_kernel(member, direction, 2).compile(tensor_map())
+
+
+@pytest.mark.parametrize("direction", ["load", "store", "reduce"])
+def test_a_map_of_another_rank_is_a_typing_error(direction):
+    with pytest.raises(TypingError, match="is for maps of 3 dimensions; found TensorMap.* of 2"):
+        _copy_kernel("t", direction, 3).compile(_map())
+
+
+@pytest.mark.parametrize("direction", ["load", "store", "reduce"])
+def test_maps_that_fit(direction):
+    for member, tensor_map in (
+        ("t", _map()),
+        ("t", _map((16, 32))),
+        ("scratch", _map()),
+        ("t", _map(dtype="tfloat32")),
+        ("swizzled", TensorMap(np.zeros((64, 64), np.float32), PLAN.swizzled)),
+    ):
+        _copy_kernel(member, direction, 2).compile(tensor_map)
+
+
+def _copy_kernel(member, direction, rank):
+    index = "" if member == "scratch" else "[0]"
+    tile, coordinates = f"PLAN.{member}{index}", ", ".join("0" * rank)
+    call = {
+        "load": f"cp_async_bulk_tensor_{rank}d_shared_global({tile}, tensor_map, {coordinates}, PLAN.bars[0])",
+        "store": f"cp_async_bulk_tensor_{rank}d_global_shared(tensor_map, {coordinates}, {tile})",
+        "reduce": f"cp_reduce_async_bulk_tensor_{rank}d_add(tensor_map, {coordinates}, {tile})",
+    }[direction]
+    namespace = {"ptx": ptx, "PLAN": PLAN}
+    exec(f"def copy_box(tensor_map):\n    ptx.{call}\n", namespace)
+    return numba_tma_kernel(namespace["copy_box"], threads=32, shared=PLAN)
+
+
+def test_all_barriers_in_place_of_one_is_advised_upon():
+    def copy_box(x):
+        ptx.mbarrier_init(PLAN.bars, 1)
+
+    def tiles(x):
+        ptx.mbarrier_init(PLAN.t, 1)
+
+    with pytest.raises(TypingError, match=r"found Barriers\(1\)@\d+: take one of them: full\[0\]"):
+        numba_tma_kernel(copy_box, threads=32, shared=PLAN).compile(np.zeros(1))
+    with pytest.raises(TypingError, match=r"take one of them: tiles\[0\]"):
+        numba_tma_kernel(tiles, threads=32, shared=PLAN).compile(np.zeros(1))
 
 
 # ----------------------------------------------------------------------------------------------------
