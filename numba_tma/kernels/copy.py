@@ -24,7 +24,7 @@ from ..launch import Kernel, backend, kernel
 from ..pipeline import mbarrier_wait, ring
 from ..shared import Barriers, Buffer, Shared, Tiles
 from ..tensor_map import TensorMap
-from .problem import Case, Problem, Variant
+from .problem import Case, Problem, Variant, check_options
 
 
 @functools.cache
@@ -114,6 +114,10 @@ def make_bulk(stage_bytes: int = 4096, stages: int = 12, lag: int = 4) -> Kernel
     A stage is refilled `lag` steps after its store was issued: by then the engine has read it, and the loads of the
     other stages - lag are still in flight.
     """
+    if stage_bytes < 16 or stage_bytes % 16:
+        raise ValueError(f"stage_bytes {stage_bytes}: the copy engine moves multiples of 16 bytes")
+    if not 0 <= lag < stages:
+        raise ValueError(f"lag {lag} of {stages} stages: it must be 0 to {stages - 1}, so that a load is in flight")
     smem = Shared(chunk=Tiles(stages, (stage_bytes,), np.uint8), full=Barriers(stages))
 
     @cuda.jit(device=True, forceinline=True)
@@ -264,6 +268,13 @@ def _bind_tensor(
 
 
 NAMES = ("source", "target")
+OPTIONS = {
+    "plain": ("threads",),
+    "vector": ("threads", "unroll"),
+    "cp_async": ("threads", "stages"),
+    "bulk": ("stage_bytes", "stages", "lag", "per_multiprocessor"),
+    "tensor": ("box",),
+}
 
 
 def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> None:
@@ -276,9 +287,13 @@ def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> 
         options: tuning parameters of the variant, and `stream`.
 
     Raises:
-        ValueError: shapes, dtypes or layouts differ or do not fit the variant.
+        KeyError: no such variant.
+        TypeError: not an array, or an option that the variant has not.
+        ValueError: shapes, dtypes or layouts differ or do not fit the variant, or an option's value does not.
     """
     a, b = view(source), view(target)
+    if a is None or b is None:
+        raise TypeError(f"copy of a {type(source).__name__} to a {type(target).__name__}: two arrays expected")
     if a.shape != b.shape or a.dtype != b.dtype or len(a.shape) != 2:
         raise ValueError(
             f"source {a.dtype} {a.shape} and target {b.dtype} {b.shape}: two matrices of one shape and dtype expected"
@@ -290,7 +305,10 @@ def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> 
             f"copy.{variant} needs addresses on multiples of 16 B, got {a.pointer:#x} and {b.pointer:#x}; "
             f"variant='plain' takes any"
         )
-    PROBLEM.variant(variant).bind({"source": source, "target": target}, **options)()
+    chosen = PROBLEM.variant(variant)
+    check_options("copy", chosen, options, OPTIONS[variant])
+    if a.size:
+        chosen.bind({"source": source, "target": target}, **options)()
 
 
 def _inputs(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -34,7 +34,7 @@ from ..pipeline import mbarrier_wait, release_to_async, ring
 from ..pitch import pitched
 from ..shared import Barriers, Shared, Tiles
 from ..tensor_map import TensorMap
-from .problem import Case, Problem, Variant
+from .problem import Case, Problem, Variant, check_options
 
 # f(k, v) adds work - 1 further multiply-adds to k·v, of a kind that neither grows nor can be folded away.
 DECAY = 0.5
@@ -512,6 +512,15 @@ bind_one_buffer = functools.partial(_launch_maps(make_tma), stages=1)
 bind_resident = _launch_maps(make_resident)
 
 
+OPTIONS = {
+    "plain": ("threads",),
+    "plain_vector": ("threads",),
+    "cp_async": ("threads", "stages"),
+    "tma": ("threads", "stages", "strict"),
+    "tma_ring": ("threads", "stages"),
+}
+
+
 def kv_stream(
     k: Any,
     v: Any,
@@ -534,9 +543,20 @@ def kv_stream(
         options: `splits` is taken from `out`; `stages`, `threads`, `stream` where the variant has them.
 
     Raises:
-        ValueError: shapes, dtypes, strides or the tile do not fit; the message says what would.
+        KeyError: no such variant.
+        TypeError: not an array, or an option that the variant has not.
+        ValueError: shapes, dtypes, strides, work or the tile do not fit; the message says what would.
     """
     views = {"k": array_view(k), "v": array_view(v), "out": array_view(out)}
+    for name, array in (("k", k), ("v", v), ("out", out)):
+        if views[name] is None:
+            raise TypeError(f"kv_stream: {name} is a {type(array).__name__}; an array is expected")
+    chosen = PROBLEM.variant(variant)
+    if "splits" in options:
+        raise TypeError("kv_stream: splits is the first extent of `out`; leave it out")
+    check_options("kv_stream", chosen, options, OPTIONS[variant])
+    if isinstance(work, bool) or not isinstance(work, (int, np.integer)) or work < 0:
+        raise ValueError(f"kv_stream: work {work!r}; expected an integer of 0 or more")
     if views["k"].shape != views["v"].shape or len(views["k"].shape) != 2:
         raise ValueError(f"k {views['k'].shape} and v {views['v'].shape}: two matrices of one shape expected")
     if views["out"].dtype != np.float32 or views["out"].shape[1:] != views["k"].shape[:1]:
@@ -551,8 +571,11 @@ def kv_stream(
                 f"{name}: strides {views[name].strides} B at address {views[name].pointer:#x}; rows must be contiguous "
                 f"and start on multiples of 16 B: copy it with numba_tma.pitched_copy"
             )
-    bound = PROBLEM.variant(variant).bind
-    bound({"k": k, "v": v, "out": out}, tile=tile, work=work, splits=views["out"].shape[0], **options)()
+    for name in ("k", "out"):
+        if 0 in views[name].shape:
+            raise ValueError(f"{name} has the shape {views[name].shape}: there is nothing to stream or to write")
+    bound = chosen.bind
+    bound({"k": k, "v": v, "out": out}, tile=tile, work=int(work), splits=views["out"].shape[0], **options)()
 
 
 def _inputs(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -68,3 +68,16 @@ class Problem:
             if variant.name == name:
                 return variant
         raise KeyError(f"{self.name} has no variant {name!r}; it has {', '.join(v.name for v in self.variants)}")
+
+
+def check_options(problem: str, variant: Variant, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """See that a variant has the options that it is called with; all of them have `stream`.
+
+    Raises:
+        TypeError: it lacks one; the message lists those that there are.
+    """
+    for name in options:
+        if name != "stream" and name not in known:
+            raise TypeError(
+                f"{problem}: variant {variant.name!r} has no option {name!r}; it has {', '.join((*known, 'stream'))}"
+            )

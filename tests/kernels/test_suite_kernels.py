@@ -157,6 +157,46 @@ def test_copy_function_checks_its_arguments():
         copy.copy(a.T, a.T)
 
 
+def test_kv_stream_function_names_wrong_options():
+    k, out = np.zeros((64, 128), np.float16), np.zeros((1, 64), np.float32)
+    for options, error, message in (
+        ({"splits": 2}, TypeError, "splits is the first extent of `out`"),
+        ({"stage": 2}, TypeError, "has no option 'stage'; it has threads, stages, stream"),
+        ({"variant": "plain", "stages": 2}, TypeError, "'plain' has no option 'stages'"),
+        ({"variant": "fast"}, KeyError, "has no variant 'fast'"),
+        ({"work": -1}, ValueError, "work -1; expected an integer of 0 or more"),
+        ({"work": 1.0}, ValueError, "work 1.0"),
+    ):
+        with pytest.raises(error, match=message):
+            kv_stream.kv_stream(k, k, out, **options)
+    with pytest.raises(TypeError, match="v is a list; an array is expected"):
+        kv_stream.kv_stream(k, [1.0], out)
+    with pytest.raises(ValueError, match="nothing to stream or to write"):
+        kv_stream.kv_stream(k, k, out[:0])
+    with pytest.raises(ValueError, match="nothing to stream or to write"):
+        kv_stream.kv_stream(k[:0], k[:0], out[:, :0])
+
+
+def test_copy_function_names_wrong_options(in_simulator):
+    a = np.zeros((8, 64), np.float32)
+    for options, error, message in (
+        ({"stage": 2}, TypeError, "has no option 'stage'; it has stage_bytes, stages, lag, per_multiprocessor, stream"),
+        ({"variant": "tensor", "threads": 32}, TypeError, "'tensor' has no option 'threads'"),
+        ({"stages": 4, "lag": 4}, ValueError, "lag 4 of 4 stages: it must be 0 to 3"),
+        ({"stage_bytes": 100}, ValueError, "stage_bytes 100: the copy engine moves multiples of 16"),
+    ):
+        with pytest.raises(error, match=message):
+            copy.copy(a, a.copy(), **options)
+    with pytest.raises(TypeError, match="copy of a list to a ndarray"):
+        copy.copy([1], a)
+
+
+@pytest.mark.parametrize("variant", [v.name for v in copy.PROBLEM.variants])
+def test_copy_of_nothing(variant, in_simulator):
+    copy.copy(np.zeros((0, 64), np.float32), np.zeros((0, 64), np.float32), variant=variant)
+    copy.copy(np.zeros((8, 0), np.float32), np.zeros((8, 0), np.float32), variant=variant)
+
+
 def test_select():
     assert [p.name for p, _ in select(None)] == ["copy", "kv_stream"]
     assert [(p.name, [v.name for v in vs]) for p, vs in select(["copy.bulk", "copy.plain", "copy.bulk"])] == [
