@@ -44,6 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"run_all: --backend gpu: {refusal}; use --backend sim", file=sys.stderr)
         return 2
     backend = "sim" if wanted == "sim" or refusal else "gpu"
+    if options.seed is not None and options.seed < 0:
+        print(f"run_all: --seed {options.seed}: a seed is 0 or more", file=sys.stderr)
+        return 2
+    if options.json and (options.json.is_dir() or (options.json.parent.exists() and not options.json.parent.is_dir())):
+        print(f"run_all: --json {options.json}: no file can be written there", file=sys.stderr)
+        return 2
     seed = options.seed if options.seed is not None else time.time_ns() % (1 << 32)
     where = suite.circumstances()
     print(
@@ -83,6 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
     if interrupted:
         print("run_all: interrupted; the table shows what had finished", file=sys.stderr)
         return 130
+    if not records:
+        print("run_all: nothing was run", file=sys.stderr)
+        return 1
     if not failed:
         print(f"\nall {sum(record.ok for record in records)} checks passed")
     return 1 if failed else 0

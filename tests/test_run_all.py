@@ -61,6 +61,12 @@ def test_unknown_names(name):
     assert "no problem 'gemm'" in done.stderr or "no variant 'fastest'" in done.stderr
 
 
+def test_bad_options_end_before_the_run(tmp_path):
+    for arguments in (["--seed", "-1"], ["--json", str(tmp_path)]):
+        done = run("--backend", "sim", "--quick", *arguments)
+        assert done.returncode == 2 and "Traceback" not in done.stderr and arguments[0] in done.stderr
+
+
 def test_interrupt_ends_cleanly():
     process = subprocess.Popen(
         [sys.executable, SCRIPT, "--backend", "sim"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
