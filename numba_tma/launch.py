@@ -389,6 +389,7 @@ class Launcher:
             block=self.block,
             cluster=kernel_.cluster,
             shared_bytes=kernel_.shared_bytes,
+            shared_names=_shared_names(kernel_.shared),
             params=[bytes(buffer[p.offset : p.offset + p.size]) for p in compiled.parameters],
             memory=memory,
             **(_simulation.get() or {}),
@@ -450,6 +451,13 @@ class _Variant:
         driver.ensure_context()
         buffer = driver.ArgumentBuffer(self._packer.nbytes, self._offsets)
         return driver.Launch(self._config, self._loaded, buffer, keep)
+
+
+def _shared_names(plan: Shared | None) -> list[tuple[str, int, int]]:
+    """(name, offset, bytes) of a plan's members, for the simulator's reports."""
+    if plan is None:
+        return []
+    return [(name, plan.offsets[name], member.nbytes) for name, member in plan.members.items()]
 
 
 def _views(names: Sequence[str], marshalled: Sequence[Argument]) -> dict[str, ArrayView]:

@@ -17,6 +17,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 def blocks(language: str) -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
+        if page.parent.name == "hazards":
+            continue  # tests/hazards runs them, in one process: there are more than seventy
         for number, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)):
             found.append((f"{page.relative_to(ROOT)}#{number}", text))
     return found

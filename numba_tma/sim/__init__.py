@@ -21,6 +21,7 @@ from .memory import GlobalMemory
 from .module import Module
 from .parse import parse
 from .report import Hazard, Report
+from .schedules import schedules
 
 __all__ = [
     "Deadlock",
@@ -38,4 +39,5 @@ __all__ = [
     "UnknownInstruction",
     "launch",
     "parse",
+    "schedules",
 ]

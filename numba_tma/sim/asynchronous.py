@@ -210,6 +210,8 @@ def _tensor(d: Builder, instruction: Instruction) -> Step:
     def tensor_map(machine: Machine, thread: int, slot: int, address: int) -> bytes:
         if address % descriptor.ALIGNMENT:
             raise Misaligned(f"tensor map at {address:#x}: its address must be a multiple of {descriptor.ALIGNMENT}")
+        if machine.observer is not None:
+            machine.observer.tensor_map_used(thread, address, instruction)
         index = thread - slot * machine.threads
         return machine.read_generic(address, descriptor.NBYTES, slot, index, "tensor map").tobytes()
 
@@ -376,6 +378,8 @@ def _tensormap(d: Builder, instruction: Instruction) -> Step:
 
     def replace(machine: Machine, thread: int, slot: int, address: int, value: int) -> None:
         place = _tensormap_place(machine, address, slot, thread, shared)
+        if machine.observer is not None and not shared:
+            machine.observer.tensor_map_changed(thread, address, instruction)
         place[:] = np.frombuffer(descriptor.replace(place.tobytes(), field, ordinal, value), np.uint8)
 
     return _each_lane(d, instruction, replace, _address(d, target, generic=not shared), value)
@@ -396,6 +400,8 @@ def _copy_tensormap(d: Builder, instruction: Instruction) -> Step:
         if size.value != descriptor.NBYTES:
             raise SimError(f"tensormap.cp_fenceproxy copies {descriptor.NBYTES} bytes, not {size.value}")
         data = _tensormap_place(machine, src, slot, thread, True)
+        if machine.observer is not None:
+            machine.observer.tensor_map_changed(thread, dst, instruction)
         _tensormap_place(machine, dst, slot, thread, False)[:] = data
 
     return _each_lane(d, instruction, copy, _address(d, destination, generic=True), _address(d, source))

@@ -255,6 +255,17 @@ def _nothing(d: Builder, instruction: Instruction) -> Step:
     return Step(run=lambda values, fragment: None)
 
 
+def _setmaxnreg(d: Builder, instruction: Instruction) -> Step:
+    """Registers are not counted here; observers may."""
+    machine = d.machine
+
+    def run(values: list, fragment: Fragment) -> None:
+        if machine.observer is not None:
+            machine.observer.registers_changed(fragment, instruction)
+
+    return Step(run=run)
+
+
 HANDLERS: dict[str, Callable[[Builder, Instruction], Step | None]] = {
     "bra": _bra,
     "brx": _brx,
@@ -265,7 +276,7 @@ HANDLERS: dict[str, Callable[[Builder, Instruction], Step | None]] = {
     "nanosleep": _nanosleep,
     "call": _call,
     "pmevent": _nothing,
-    "setmaxnreg": _nothing,
+    "setmaxnreg": _setmaxnreg,
     "griddepcontrol": _nothing,
 }
 

@@ -392,7 +392,8 @@ class AsyncEngine:
             return write
 
         if self._observer is not None:
-            self._observer.copy_from_shared(thread, src, nbytes, self.open_group(thread, "bulk"), origin)
+            region = (dst, (nbytes,), (1,)) if reduction is None else None
+            self._observer.copy_from_shared(thread, src, nbytes, self.open_group(thread, "bulk"), origin, region)
         parts = self._ranges(nbytes)
         self._issue(_Operation(kind, text, origin, thread, (own,), nbytes, parts, move, stores=True))
 
@@ -439,7 +440,10 @@ class AsyncEngine:
                 self._arrived("tma_load", slot, bar, payload.size)
 
         if self._observer is not None:
-            self._observer.copy_to_shared(thread, targets, dst, geo.nbytes, bar, origin)
+            pattern = geo.swizzle and 8 * descriptor.Swizzle(geo.swizzle).span
+            self._observer.copy_to_shared(
+                thread, targets, dst, geo.rows * geo.row_pitch, bar, origin, None, geo.nbytes, pattern
+            )
         parts = self._windows(geo, box)
         self._issue(_Operation("tma_load", text, origin, thread, targets, geo.nbytes, parts, move))
 
@@ -520,7 +524,11 @@ class AsyncEngine:
             return write
 
         if self._observer is not None:
-            self._observer.copy_from_shared(thread, src, geo.nbytes, self.open_group(thread, "bulk"), origin)
+            region = None if target is None or op else (target.address, target.shape, target.strides)
+            pattern = geo.swizzle and 8 * descriptor.Swizzle(geo.swizzle).span
+            self._observer.copy_from_shared(
+                thread, src, geo.rows * geo.row_pitch, self.open_group(thread, "bulk"), origin, region, pattern
+            )
         parts = self._windows(geo, box)
         self._issue(_Operation(kind, text, origin, thread, (own,), geo.nbytes, parts, move, stores=True))
 

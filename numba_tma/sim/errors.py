@@ -22,6 +22,8 @@ class SimError(Exception):
         self.message = message
         self.instruction = instruction
         self.location = location if location is not None else getattr(instruction, "location", None)
+        # What was seen before, and may be the reason.
+        self.hazards: list[Any] = []
 
     def at(self, instruction: Any, location: Any = None) -> SimError:
         """Record where it happened, unless that is known already; returns the error itself, to raise."""
@@ -90,7 +92,8 @@ class Deadlock(SimError):
         self.report = report
 
     def __str__(self) -> str:
-        return super().__str__() + (f"\n{self.report}" if self.report else "")
+        hazards = "".join(f"\n{hazard}" for hazard in self.hazards)
+        return super().__str__() + (f"\n{self.report}" if self.report else "") + hazards
 
 
 class StepLimit(Deadlock):

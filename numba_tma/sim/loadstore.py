@@ -188,7 +188,7 @@ def _st(d: Builder, instruction: Instruction) -> Step:
         if parts is None:
             stored[kind] += nbytes * fragment.n
             if machine.observer is not None:
-                machine.observer.access(fragment, instruction, kind, view, index, count, "write")
+                machine.observer.access(fragment, instruction, kind, view, index, count, "write", readers)
             for k, read in enumerate(readers):
                 value = read(fragment)
                 _put(view, index + k if k else index, value, kind)
@@ -315,12 +315,17 @@ def _getctarank(d: Builder, instruction: Instruction) -> Step:
 
 def _fence(d: Builder, instruction: Instruction) -> Step:
     machine = d.machine
+    acquired = None
     for operand in instruction.operands:
         if isinstance(operand, Address):
-            d.address(operand, "generic")
+            acquired = d.address(operand, "generic")
 
     def run(values: list, fragment: Fragment) -> None:
         if machine.observer is not None:
+            if acquired is not None:
+                register, offset, _ = acquired
+                addresses = np.atleast_1d(fragment.get(register)).view(np.int64) + offset
+                machine.observer.tensor_maps_acquired(fragment, addresses)
             machine.observer.fence(fragment, instruction)
 
     return Step(run=run)

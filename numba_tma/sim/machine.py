@@ -29,7 +29,7 @@ from .control import Control
 from .engine import AsyncEngine
 from .errors import LaunchError, SimError
 from .fragment import Fragment, Root
-from .hazards import Tracker
+from .hazards import RULES, Tracker
 from .memory import (
     LOCAL_WINDOW,
     PARAM_WINDOW,
@@ -234,6 +234,13 @@ class Machine:
                 for first in range(0, self.blocks, self.slots):
                     self._run_wave(first, min(self.slots, self.blocks - first), entry, max_steps)
                 self.engine.drain()
+                if self.observer is not None:
+                    self.observer.launch_ended()
+        except SimError as error:
+            if self.tracker is not None:
+                self.tracker.failed(error)
+            error.hazards = self.hazards
+            raise
         finally:
             for address in self.mapped:
                 self.memory.unmap(address)
@@ -261,9 +268,12 @@ class Machine:
         if self.observer is not None:
             self.observer.wave(self, count)
         self.scheduler.run()
+        if self.observer is not None:
+            self.observer.wave_ended()
         for slot in range(count):
             for line in self.engine.retire_block(slot):
-                self.report_hazard("exit-with-copies-in-flight", f"block {self.block_name(slot)}: {line}", None)
+                if self.tracker is None:
+                    self.report_hazard("exit-with-copies-in-flight", f"block {self.block_name(slot)}: {line}", None)
 
     def _place_blocks(self, first: int, count: int) -> None:
         """Coordinates of the resident blocks; the blocks of a cluster follow each other."""
@@ -407,6 +417,8 @@ class Machine:
     def lanes_exited(self, fragment: Fragment) -> None:
         """Bookkeeping for lanes that are done."""
         slot = fragment.slot
+        if self.observer is not None:
+            self.observer.lanes_exited(fragment)
         self.live_lanes[slot, fragment.thread] = False
         self.live_count -= np.bincount(slot, minlength=self.slots)
         self.barriers.lanes_exited()
@@ -426,7 +438,10 @@ class Machine:
         key = (identifier, id(origin) if origin is not None else hash(message))
         if key not in self._hazards_seen:
             self._hazards_seen.add(key)
-            self.hazards.append(Hazard(identifier, message, origin))
+            rule = RULES.get(identifier)
+            location = getattr(origin, "location", None)
+            severity = rule.severity if rule else "error"
+            self.hazards.append(Hazard(identifier, message, origin, severity, (location,) if location else ()))
 
     def residency_note(self) -> str:
         """For deadlock messages: a block that waits for one of a later wave waits for ever."""

@@ -60,6 +60,10 @@ class Segment:
             found = self._views[dtype] = self.buffer[:whole].view(dtype)
         return found
 
+    def views(self) -> list[np.ndarray]:
+        """The views that `view` has given."""
+        return list(self._views.values())
+
     def describe(self) -> str:
         """The segment as error messages name it."""
         return f"{self.name} [{self.base:#x}, {self.base + self.size:#x}), {self.size} bytes"
@@ -90,6 +94,7 @@ class GlobalMemory:
         self._bases: list[int] = []
         self._segments: list[Segment] = []
         self._next = _FIRST_ADDRESS
+        self._by_view: dict[int, tuple[np.ndarray, Segment | None]] = {}
 
     def map(self, array: np.ndarray, name: str | None = None, kind: str = "global", offset: int = 0) -> int:
         """Map `array` (any shape, dtype and strides) and return the address of its first element.
@@ -120,6 +125,14 @@ class GlobalMemory:
             return None
         segment = self._segments[index]
         return segment if address < segment.base + max(segment.size, 1) else None
+
+    def segment_of(self, view: np.ndarray) -> Segment | None:
+        """The segment that a view of all its elements belongs to, or None."""
+        found = self._by_view.get(id(view))
+        if found is None or found[0] is not view:
+            owner = next((s for s in self._segments if any(v is view for v in s.views())), None)
+            found = self._by_view[id(view)] = (view, owner)
+        return found[1]
 
     def nearest(self, address: int) -> str:
         """A phrase that places an unmapped `address` beside the nearest mapping."""

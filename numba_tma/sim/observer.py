@@ -6,6 +6,7 @@ The machine makes these calls only when a launch has an observer. A fragment's l
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,11 +32,13 @@ class Observer:
         index: np.ndarray,
         count: int,
         action: str,
+        values: Sequence[Callable[[Fragment], np.ndarray]] = (),
     ) -> None:
         """Lanes access `count` elements of `view` from element `index` on (one, or one for each lane).
 
         `kind` is access.GLOBAL, SHARED, LOCAL, PARAM or CONST; `action` is "read", "write" or "atomic". The view is
-        all of `machine.shared`, of every thread's local memory, or of the segment that the addresses lie in.
+        all of `machine.shared`, of every thread's local memory, or of the segment that the addresses lie in. `values`
+        give what a store writes, for each element.
         """
 
     def fence(self, fragment: Fragment, instruction: Instruction) -> None:
@@ -107,12 +110,51 @@ class Observer:
         bar: int,
         origin: Any,
         source: tuple[int, int, int] | None = None,
+        signalled: int | None = None,
+        pattern: int = 0,
     ) -> None:
-        """The engine takes on a copy of `nbytes` to offset `start` of each target slot, which signals the mbarrier at
-        `bar` there. `source` is (slot, offset, bytes) if that is shared memory too. `thread` as the engine counts."""
+        """The engine takes on a copy to `nbytes` at offset `start` of each target slot.
 
-    def copy_from_shared(self, thread: int, start: int, nbytes: int, group: int, origin: Any) -> None:
-        """The engine takes on a copy out of the shared memory of the thread's block, in its bulk group `group`."""
+        It signals the mbarrier at `bar` there with `signalled` bytes (None: with all). `source` is (slot, offset,
+        bytes) if that is shared memory too. `pattern`: bytes after which its swizzle repeats, or 0. `thread` is as the
+        engine counts.
+        """
+
+    def copy_from_shared(
+        self,
+        thread: int,
+        start: int,
+        nbytes: int,
+        group: int,
+        origin: Any,
+        region: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None,
+        pattern: int = 0,
+    ) -> None:
+        """The engine takes on a copy out of the shared memory of the thread's block, in its bulk group `group`.
+
+        `region` is what it writes of global memory, if it is no reduction: (address, extents, strides) in bytes.
+        """
+
+    def tensor_map_used(self, thread: int, address: int, instruction: Instruction) -> None:
+        """A thread starts a copy with the tensor map at a generic address."""
+
+    def tensor_map_changed(self, thread: int, address: int, instruction: Instruction) -> None:
+        """A thread changes the tensor map at a generic address."""
+
+    def tensor_maps_acquired(self, fragment: Fragment, addresses: np.ndarray) -> None:
+        """fence.proxy.tensormap's acquire of the maps at these addresses (one, or one for each lane)."""
+
+    def registers_changed(self, fragment: Fragment, instruction: Instruction) -> None:
+        """setmaxnreg."""
+
+    def lanes_exited(self, fragment: Fragment) -> None:
+        """Lanes are done."""
+
+    def wave_ended(self) -> None:
+        """All lanes of the wave are done."""
+
+    def launch_ended(self) -> None:
+        """All waves are done."""
 
     def cp_async_issued(
         self, threads: np.ndarray, offsets: np.ndarray, size: int, groups: np.ndarray, origin: Any

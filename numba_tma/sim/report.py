@@ -31,7 +31,7 @@ class Hazard:
     locations: tuple = ()
 
     def __str__(self) -> str:
-        if self.locations or "\n" in self.message:
+        if "\n" in self.message:
             return f"{self.severity}: {self.identifier}: {self.message}"
         line = getattr(self.instruction, "line", None)
         location = getattr(self.instruction, "location", None)

@@ -18,7 +18,7 @@ class Recorder(Observer):
     def wave(self, machine, blocks):
         self.seen.append(("wave", blocks))
 
-    def access(self, fragment, instruction, kind, view, index, count, action):
+    def access(self, fragment, instruction, kind, view, index, count, action, values=()):
         self.seen.append((action, kind, np.broadcast_to(index, fragment.n).tolist(), view.itemsize * count))
 
     def barrier_passed(self, fragment, barrier):

@@ -397,7 +397,7 @@ def test_an_observer_sees_the_rows(rng):
         def __init__(self):
             self.seen = []
 
-        def access(self, fragment, instruction, kind, view, index, count, action):
+        def access(self, fragment, instruction, kind, view, index, count, action, values=()):
             if instruction.opcode == "ldmatrix":
                 self.seen.append((fragment.thread.tolist(), kind, view.itemsize, index.tolist(), count, action))
 

@@ -145,7 +145,8 @@ class Reporter:
             waited = clocks.own[CP_ASYNC, owner] >= value
             return "wait-group-without-copies" if idle.any() and not waited else "cp-async-not-waited"
         if kind == BULK_READ:
-            if clocks.own[kind, owner] >= value:
+            steps = int(clocks.row(int(clocks.known[thread]))[column % clocks.cluster_threads])
+            if thread != owner and steps < tracker.ends.issued_at.get((slot, column, value), 0):
                 return "wait-group-by-one-thread"
             idle = tracker.waited_bulk[block] & ~tracker.issued_bulk[block]
             return "wait-group-without-copies" if idle.any() else "source-overwritten-while-read"
@@ -256,7 +257,14 @@ class Reporter:
             partial = (value & 0xFFFFF) != (value >> 20 & 0xFFFFF) or bool(value >> 40 & 0x3FFFFF)
             steps = slice(0, clocks.cluster_threads)
             behind = word.plane.sum[slot][steps] > clocks.row(int(clocks.known[thread]))[steps]
+            block = slice(slot * self.machine.threads, (slot + 1) * self.machine.threads)
+            own = clocks.column[block]
+            seen = np.where(word.seen_phases[block] >= 0, word.seen_step[block], 0)
+            behind[own] |= seen > clocks.row(int(clocks.known[thread]))[own]
             behind[clocks.column[thread]] = False
+            place = slot * self.tracker.row_words + word.word
+            waited = any(w.timeout and (w.data[0] == place).any() for w in self.machine.scheduler.waits)
+            partial |= waited
             if partial or behind.any():
                 self.add(
                     "barrier-reinitialised-in-use",
@@ -267,6 +275,38 @@ class Reporter:
                     word.init_instruction,
                 )
                 return
+
+    def by_every_lane(self, word: BarrierWord, targets: tuple[int, ...], start: int, thread: int, origin: Any) -> None:
+        """Several lanes start the same copy with one instruction."""
+        word.wrong[list(targets)] = True
+        place = self.shared(targets[0] * self.machine.shared_stride + start)
+        self.add(
+            "copy-issued-by-every-lane",
+            f"{self.thread(thread)} starts the copy to {place} that another lane of its instruction has started "
+            f"already\n    at {place_of(origin)}",
+            origin,
+        )
+
+    def swizzled(self, thread: int, start: int, pattern: int, origin: Any) -> None:
+        """A swizzled tile that does not begin where the pattern does."""
+        slot = thread // self.machine.threads
+        self.add(
+            "swizzled-tile-misaligned",
+            f"the swizzled tile at {self.shared(slot * self.machine.shared_stride + start)} begins {start % pattern} B "
+            f"past a multiple of {pattern} B\n    at {place_of(origin)}",
+            origin,
+        )
+
+    def map_not_acquired(self, thread: int, address: int, instruction: Any, changed: Any) -> None:
+        """A copy with a tensor map in global memory without the acquiring fence."""
+        self.add(
+            "tensor-map-changed-without-fence" if changed else "tensor-map-not-acquired",
+            f"{self.thread(thread)} starts a copy with the tensor map at {address:#x} in global memory\n"
+            f"    at {place_of(instruction)}\n  and no thread of its block has acquired it"
+            + (f" since it was changed\n    at {place_of(changed[1])}" if changed else ""),
+            instruction,
+            *([changed[1]] if changed else []),
+        )
 
     def no_receiver(self, word: BarrierWord, slot: int, thread: int, origin: Any) -> None:
         """A copy into a block whose barrier is not there."""

@@ -221,12 +221,6 @@ RULES: dict[str, Rule] = {
         "make rows a multiple of 16 bytes, or keep nothing behind them",
         "cp.async.bulk.tensor",
     ),
-    "tma-store-negative-coordinate": Rule(
-        "warning",
-        "the first element of a store's box must not lie before the tensor",
-        "begin the box inside and store less",
-        "cp.async.bulk.tensor",
-    ),
     "exit-with-copies-in-flight": Rule(
         "error",
         "a block's shared memory goes to another block when it exits: no copy may still use it",

@@ -8,14 +8,18 @@ acquiring accesses by which threads may signal each other), it takes it that it 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..access import GLOBAL, SHARED
+from ..errors import SimError
 from ..observer import Observer
 from .barriers import BarrierWord
 from .clocks import BULK_READ, CP_ASYNC, STEPS, Clocks, Plane
+from .ends import Ends
+from .global_writes import GlobalWrites
 from .messages import Reporter
 from .shadow import Shadow, stamps, unpack
 
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from ..module import Instruction
 
 _SIGNALS = frozenset(("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"))
-_POOL = 1 << 16
 
 
 class Tracker(Observer):
@@ -37,6 +40,7 @@ class Tracker(Observer):
         self.instructions: list[Any] = [None]
         self._numbers: dict[int, int] = {}
         functions = (*machine.module.entries.values(), *machine.module.functions.values())
+        self.global_writes = GlobalWrites(self)
         self._copies = any(i.opcode == "cp" for function in functions for i in function.body)
 
     def wave(self, machine: Machine, blocks: int) -> None:
@@ -48,6 +52,11 @@ class Tracker(Observer):
         self._block_planes: dict[int, Plane] = {}
         self._cluster_plane = self.clocks.plane(-(-machine.slots // machine.cluster_size))
         self._signal_plane = self.clocks.plane(-(-machine.slots // machine.cluster_size))
+        self.ends = Ends(self)
+        # Copies of the instruction that is being executed, and tensor maps that threads have acquired or changed.
+        self._burst: set[tuple] = set()
+        self._acquired: dict[int, list[tuple[int, int]]] = {}
+        self._changed: dict[int, tuple[int, Any]] = {}
         self._came_by: dict[tuple[int, int, int], Any] = {}
         lanes = machine.slots * machine.threads
         # Who issued and who waited for bulk groups and cp.async groups.
@@ -86,21 +95,27 @@ class Tracker(Observer):
         index: np.ndarray,
         count: int,
         action: str,
+        values: Sequence[Callable[[Fragment], np.ndarray]] = (),
     ) -> None:
         if kind != SHARED and kind != GLOBAL:
             return
         if action == "atomic" or not _SIGNALS.isdisjoint(instruction.modifiers):
             self._signal(fragment)
+            self.global_writes.signals |= kind == GLOBAL and action != "read"
             if kind == SHARED:
                 self._written_by_signal(view, index, count, action, instruction)
             return
         if kind != SHARED:
+            if action == "write":
+                self.global_writes.stored(fragment, instruction, view, index, count, values)
             return
         threads = self.threads_of(fragment)
         size = view.dtype.itemsize
         offsets = index * size if size > 1 else index
         if offsets.size != threads.size:
             offsets = np.broadcast_to(offsets, threads.shape)
+        if self.machine.cluster_size > 1:
+            self._remote(offsets // self.machine.shared_stride, threads, instruction)
         pieces, each = self.shadow.pieces(offsets, size * count)
         if each > 1:
             threads = np.repeat(threads, each)
@@ -151,6 +166,11 @@ class Tracker(Observer):
             self.report.race(last, ~good, threads, pieces, instruction, "write", "write")
         self._check_readers(pieces, threads, instruction, "write")
         shadow.written[pieces] = stamps(clocks.column[threads], clocks.own[STEPS, threads], self.number(instruction))
+
+    def _remote(self, slots: np.ndarray, threads: np.ndarray, instruction: Instruction) -> None:
+        far = slots != threads // self.machine.threads
+        if far.any():
+            self.ends.remote(slots[far], threads[far], instruction)
 
     def _check_readers(self, pieces: np.ndarray, threads: np.ndarray, instruction: Any, action: str) -> None:
         """Those who read the pieces since the last write must be ordered before this one, which makes them history."""
@@ -343,6 +363,7 @@ class Tracker(Observer):
     def _arrive(self, word: BarrierWord, slots: Any, threads: Any, instruction: Any, value: Any) -> None:
         clocks = self.clocks
         self._check_init(word, slots, threads, instruction)
+        self._remote(slots, threads, instruction)
         counts = value
         if "expect_tx" in instruction.modifiers:
             np.add.at(word.expected, slots, value.astype(np.int64))
@@ -420,6 +441,59 @@ class Tracker(Observer):
         word.seen_phases[threads] = phases
         word.seen_step[threads] = clocks.own[STEPS, threads]
 
+    # Tensor maps in global memory
+
+    def tensor_map_used(self, thread: int, address: int, instruction: Instruction) -> None:
+        segment = self.machine.find(address)
+        if segment is None or segment.kind != "global":
+            return
+        clocks = self.clocks
+        changed = self._changed.get(address)
+        for by, step in self._acquired.get(address, []):
+            if by // self.machine.threads != thread // self.machine.threads:
+                continue
+            if by == thread or clocks.knows(np.array([thread]), clocks.column[[by]], np.array([step]))[0]:
+                return
+        self.report.map_not_acquired(thread, address, instruction, changed)
+
+    def tensor_map_changed(self, thread: int, address: int, instruction: Instruction) -> None:
+        self._acquired.pop(address, None)
+        self._changed[address] = (thread, instruction)
+
+    def tensor_maps_acquired(self, fragment: Fragment, addresses: np.ndarray) -> None:
+        threads = self.threads_of(fragment)
+        steps = self.clocks.own[STEPS, threads]
+        addresses = np.broadcast_to(addresses, threads.shape)
+        for address, thread, step in zip(addresses.tolist(), threads.tolist(), steps.tolist(), strict=True):
+            self._acquired.setdefault(address, []).append((thread, step))
+
+    # Ends
+
+    @property
+    def row_words(self) -> int:
+        """64-bit words from one block's shared memory to the next one's."""
+        return self._row
+
+    def copy_issued(self, fragment: Fragment, instruction: Instruction) -> None:
+        self._burst.clear()
+
+    def registers_changed(self, fragment: Fragment, instruction: Instruction) -> None:
+        self.ends.registers_changed(fragment.slot, fragment.thread, instruction)
+
+    def lanes_exited(self, fragment: Fragment) -> None:
+        self.clocks.clean()
+        self.ends.exited(fragment.slot, self.threads_of(fragment))
+
+    def wave_ended(self) -> None:
+        self.ends.wave_ended()
+
+    def launch_ended(self) -> None:
+        self.global_writes.launch_ended()
+
+    def failed(self, error: SimError) -> None:
+        """The launch ends with an error: name what is behind it."""
+        self.ends.failed(error)
+
     # The copy engine
 
     def copy_to_shared(
@@ -431,11 +505,15 @@ class Tracker(Observer):
         bar: int,
         origin: Any,
         source: tuple[int, int, int] | None = None,
+        signalled: int | None = None,
+        pattern: int = 0,
     ) -> None:
-        """A copy that writes `nbytes` at `start` of each target slot and signals the mbarrier at `bar` there.
-
-        `source` is (slot, start, nbytes) where it reads shared memory as well.
-        """
+        if (targets, start, bar) in self._burst:
+            self.report.by_every_lane(self.word(bar // 8), targets, start, thread, origin)
+            return
+        self._burst.add((targets, start, bar))
+        if pattern and start % pattern:
+            self.report.swizzled(thread, start, pattern, origin)
         shadow = self.shadow
         own = thread // self.machine.threads
         word = self.word(bar // 8)
@@ -450,7 +528,8 @@ class Tracker(Observer):
             self._check_init(word, at, who, origin)
             if not word.init_fenced[slot]:
                 self.report.init_not_fenced(word, slot, thread, origin, remote=slot != own)
-            word.issued[slot] += nbytes
+            word.issued[slot] += nbytes if signalled is None else signalled
+            self.ends.copy(slot, int(word.column[slot]), int(word.phases[slot]) + 1, origin, thread)
             word.last_copy[slot] = origin
             if not word.wrong[slot]:
                 pending = int(self.machine.barrier_memory.words[slot * self._row + word.word]) & 0xFFFFF
@@ -471,8 +550,20 @@ class Tracker(Observer):
             shadow.in_use[-1] = True
             shadow.read[-1, span] = stamps(column, phase, number)
 
-    def copy_from_shared(self, thread: int, start: int, nbytes: int, group: int, origin: Any) -> None:
-        """A copy out of the thread's block's shared memory, in the thread's bulk group `group`."""
+    def copy_from_shared(
+        self,
+        thread: int,
+        start: int,
+        nbytes: int,
+        group: int,
+        origin: Any,
+        region: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None,
+        pattern: int = 0,
+    ) -> None:
+        if region is not None:
+            self.global_writes.copied(thread, region, origin)
+        if pattern and start % pattern:
+            self.report.swizzled(thread, start, pattern, origin)
         clocks, shadow = self.clocks, self.shadow
         clocks.kinds_in_use.add(BULK_READ)
         self.issued_bulk[thread] = True
@@ -485,6 +576,7 @@ class Tracker(Observer):
         if not shadow.written[span].any():
             self.report.unwritten_source(span, thread, origin)
         column = clocks.column[thread] + BULK_READ * clocks.cluster_threads
+        self.ends.copy(slot, int(column), int(group) + 1, origin, thread)
         shadow.in_use[-1] = True
         shadow.read[-1, span] = stamps(column, group + 1, self.number(origin))
 

@@ -1,0 +1,134 @@
+"""What looks like a mistake and is none: no hazard under any schedule, and right results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import cuda, float32, uint32
+
+from numba_tma import Barriers, Shared, TensorMap, Tiles, kernel, ptx, sim, use_backend
+from numba_tma.pipeline import mbarrier_wait
+
+smem = Shared(tile=Tiles(2, (16, 32), float32), full=Barriers(1), empty=Barriers(1))
+
+
+@kernel(threads=32, shared=smem)
+def fresh_barrier_with_parity_1(x_map, out):
+    lane = cuda.threadIdx.x
+    if lane == 0:
+        ptx.mbarrier_init(smem.empty[0], 1)
+        mbarrier_wait(smem.empty[0], 1)
+        out[0] = float32(1)
+
+
+@kernel(threads=32, shared=smem)
+def several_copies_one_expect(x_map, out):
+    lane = cuda.threadIdx.x
+    if lane == 0:
+        ptx.mbarrier_init(smem.full[0], 1)
+        ptx.fence_mbarrier_init()
+        ptx.mbarrier_arrive_expect_tx(smem.full[0], 2 * x_map.box_bytes)
+        ptx.cp_async_bulk_tensor_2d_shared_global(smem.tile[0], x_map, 0, 0, smem.full[0])
+        ptx.cp_async_bulk_tensor_2d_shared_global(smem.tile[1], x_map, 0, 0, smem.full[0])
+    cuda.syncthreads()
+    mbarrier_wait(smem.full[0], 0)
+    out[lane] = smem.tile[1][lane // 2, lane]
+
+
+@kernel(threads=32, shared=smem)
+def expect_after_the_copy(x_map, out):
+    lane = cuda.threadIdx.x
+    if lane == 0:
+        ptx.mbarrier_init(smem.full[0], 1)
+        ptx.fence_mbarrier_init()
+        ptx.cp_async_bulk_tensor_2d_shared_global(smem.tile[0], x_map, 0, 0, smem.full[0])
+        ptx.mbarrier_arrive_expect_tx(smem.full[0], x_map.box_bytes)
+    cuda.syncthreads()
+    mbarrier_wait(smem.full[0], 0)
+    out[lane] = smem.tile[0][lane // 2, lane]
+
+
+@kernel(threads=32, shared=smem)
+def box_partly_outside(x_map, out):
+    lane = cuda.threadIdx.x
+    if lane == 0:
+        ptx.mbarrier_init(smem.full[0], 1)
+        ptx.fence_mbarrier_init()
+        ptx.mbarrier_arrive_expect_tx(smem.full[0], x_map.box_bytes)
+        ptx.cp_async_bulk_tensor_2d_shared_global(smem.tile[0], x_map, -8, -8, smem.full[0])
+    cuda.syncthreads()
+    mbarrier_wait(smem.full[0], 0)
+    out[lane] = smem.tile[0][15, lane] + float32(lane < 8)
+
+
+@kernel(threads=32, shared=smem)
+def a_group_for_each_of_two_stages(x_map, out):
+    lane = cuda.threadIdx.x
+    for step in range(6):
+        stage = step % 2
+        if lane == 0:
+            ptx.cp_async_bulk_wait_group_read(1)
+        cuda.syncthreads()
+        for row in range(16):
+            smem.tile[stage][row, lane] = float32(1)
+        ptx.fence_proxy_async_shared_cta()
+        cuda.syncthreads()
+        if lane == 0:
+            ptx.cp_async_bulk_global_shared(ptx.global_address(out), smem.tile[stage], 128)
+            ptx.cp_async_bulk_commit_group()
+    if lane == 0:
+        ptx.cp_async_bulk_wait_group(0)
+
+
+@kernel(threads=32, shared=smem)
+def proxy_fence_for_the_init(x_map, out):
+    lane = cuda.threadIdx.x
+    if lane == 0:
+        ptx.mbarrier_init(smem.full[0], 1)
+        ptx.fence_proxy_async()
+        ptx.mbarrier_arrive_expect_tx(smem.full[0], x_map.box_bytes)
+        ptx.cp_async_bulk_tensor_2d_shared_global(smem.tile[0], x_map, 0, 0, smem.full[0])
+    cuda.syncthreads()
+    mbarrier_wait(smem.full[0], 0)
+    out[lane] = smem.tile[0][lane // 2, lane]
+
+
+@kernel(threads=32, shared=smem, cluster=2)
+def remote_arrive(x_map, out):
+    lane = cuda.threadIdx.x
+    rank = ptx.cluster_ctarank()
+    if lane == 0:
+        ptx.mbarrier_init(smem.full[0], 1)
+        ptx.fence_mbarrier_init()
+    ptx.barrier_cluster_arrive_relaxed()
+    ptx.barrier_cluster_wait()
+    if lane == 0:
+        ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.full[0], rank ^ uint32(1)))
+    mbarrier_wait(smem.full[0], 0)
+    if rank == 0:
+        out[lane] = float32(1)
+    ptx.barrier_cluster_arrive()
+    ptx.barrier_cluster_wait()
+
+
+KERNELS = {
+    fresh_barrier_with_parity_1: 1,
+    several_copies_one_expect: 32,
+    expect_after_the_copy: 32,
+    box_partly_outside: 32,
+    a_group_for_each_of_two_stages: 32,
+    proxy_fence_for_the_init: 32,
+    remote_arrive: 32,
+}
+
+
+@pytest.mark.parametrize("function", KERNELS, ids=lambda function: function.__name__)
+def test_is_clean(function):
+    for schedule in sim.schedules(random=4):
+        out = np.zeros(32, np.float32)
+        with use_backend("sim", **schedule):
+            report = function[2 if function is remote_arrive else 1](
+                TensorMap(np.ones((16, 32), np.float32), (16, 32)), out
+            )
+        assert not report.hazards, f"{schedule}: {[str(hazard) for hazard in report.hazards]}"
+        assert out.sum() == KERNELS[function]
