@@ -35,7 +35,8 @@ class Reporter:
 
     def add(self, identifier: str, what: str, *instructions: Any, severity: str | None = None) -> None:
         """A hazard, unless the same was reported for the same instructions."""
-        key = (identifier, *(id(i) for i in instructions))
+        # Unrolled loops have one line of Python at many places.
+        key = (identifier, *(str(getattr(i, "location", None) or id(i)) for i in instructions))
         if key in self._seen:
             return
         self._seen.add(key)
@@ -103,13 +104,11 @@ class Reporter:
             column, value, thread = int(columns[lane]), int(values[lane]), int(threads[at])
             before = tracker.instructions[int(numbers[lane])]
             identifier = classify(column, value, thread, action, by)
-            if (identifier, id(instruction), id(before)) in self._seen:
-                continue
             size = tracker.shadow.piece
             offset = int(pieces[at]) * size
             slot = offset // self.machine.shared_stride
-            order = "ordered by a barrier, but with no proxy fence between" if classify is not self._classify else ""
-            order = order or "and nothing orders the two"
+            ordered = classify != self._classify
+            order = "ordered by a barrier, but with no proxy fence between" if ordered else "and nothing orders the two"
             self.add(
                 identifier,
                 f"{self.thread(thread)} {_DOING[action]} {self.shared(offset, size)}\n    at {place_of(instruction)}\n"
