@@ -16,7 +16,8 @@ import gzip
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ import isolated
 import records
 from execution import InSimulator, OnGpu, Result
 
-from numba_tma import launch, sim, suite
+from numba_tma import LaunchError, launch, sim, suite
 
 _LIMIT_S = 20
-_WORKERS = 10
-_PARTS = 12
+_WORKERS = 14
+_PARTS = 14  # of each group of copies, in processes of their own
 _MOST_SAMPLES, _SAMPLE_CHARACTERS = 60, 300
 
 
@@ -44,10 +45,18 @@ def _compile() -> None:
         _ = execution.compiled(which, parameters).cubin
 
 
-def _run_copies(group: str, first: int, last: int) -> list[dict[str, Any]]:
-    chosen = configurations.group(group)[first:last]
-    results = execution.execute(chosen, OnGpu)
-    return [records.pack(execution.initial(c), r) for c, r in zip(chosen, results, strict=True)]
+def _run_copies(group: str, indices: Sequence[int]) -> list[dict[str, Any]]:
+    """Packed results of a group's copies, one launch each: up to the first that faults, which ends this process's use
+    of the GPU."""
+    chosen = configurations.group(group)
+    packed = []
+    for index in indices:
+        try:
+            (result,) = execution.execute([chosen[index]], OnGpu)
+        except LaunchError as error:
+            return [*packed, {"failure": str(error).splitlines()[0]}]
+        packed.append(records.pack(execution.initial(chosen[index]), result))
+    return packed
 
 
 def _run_experiment(name: str, labels: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -57,26 +66,19 @@ def _run_experiment(name: str, labels: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _copies_on_gpu(workers: int) -> dict[str, list[dict[str, Any]]]:
-    """Packed results by group. A group that faults is cut into parts, so that the rest of it is known all the same."""
-    sizes = {name: count for name, count in configurations.GROUPS.items() if name != configurations.FAULTING}
-    whole = {name: (_run_copies, (name, 0, count)) for name, count in sizes.items()}
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name, outcome in isolated.run(whole, 2 * _LIMIT_S, workers).items():
-        if not outcome.failure:
-            found[name] = outcome.value
-            continue
-        print(f"{name}: {outcome.failure}; again in {_PARTS} parts", flush=True)
-        bounds = [sizes[name] * part // _PARTS for part in range(_PARTS + 1)]
-        jobs = {f"{a}": (_run_copies, (name, a, b)) for a, b in zip(bounds, bounds[1:], strict=False)}
-        found[name] = []
-        for (_, (_, first, last)), part in zip(
-            jobs.values(), isolated.run(jobs, _LIMIT_S, workers).values(), strict=True
-        ):
-            found[name] += part.value or [{"failure": part.failure}] * (last - first)
-    name = configurations.FAULTING
-    jobs = {f"{i}": (_run_copies, (name, i, i + 1)) for i in range(configurations.GROUPS[name])}
-    outcomes = isolated.run(jobs, _LIMIT_S, workers).values()
-    found[name] = [{"failure": o.failure} if o.failure else o.value[0] for o in outcomes]
+    """Packed results by group. What a fault left undone goes on in a new process."""
+    found = {name: [{}] * count for name, count in configurations.GROUPS.items()}
+    parts = [(name, range(first, len(found[name]), _PARTS)) for name in found for first in range(_PARTS)]
+    while parts:
+        jobs = {f"{i}": (_run_copies, part) for i, part in enumerate(parts)}
+        left = []
+        for (name, indices), outcome in zip(parts, isolated.run(jobs, _LIMIT_S, workers).values(), strict=True):
+            packed = outcome.value or [{"failure": outcome.failure}]
+            for index, result in zip(indices, packed, strict=False):
+                found[name][index] = result
+            if len(packed) < len(indices):
+                left.append((name, indices[len(packed) :]))
+        parts = left
     return found
 
 
@@ -134,26 +136,23 @@ def _compare_copies(raw: dict[str, list[dict[str, Any]]], say: Callable[..., Non
     recorded = {}
     for name, packed in raw.items():
         chosen = configurations.group(name)
-        ran = [i for i, p in enumerate(packed) if "failure" not in p]
-        hardware = [records.unpack(execution.initial(chosen[i]), packed[i]) for i in ran]
-        subset = [chosen[i] for i in ran]
+        hardware = [
+            Result(refused=p["failure"]) if "failure" in p else records.unpack(execution.initial(c), p)
+            for c, p in zip(chosen, packed, strict=True)
+        ]
         start = time.perf_counter()
-        if name == configurations.FAULTING:
-            simulator = [execution.execute_alone(c, InSimulator) for c in subset]
-        else:
-            simulator = execution.execute(subset, InSimulator)
-        found = records.differences(subset, hardware, simulator)
+        simulator = execution.simulate(chosen)
+        found = records.differences(chosen, hardware, simulator)
         say(f"\n{name}: ({time.perf_counter() - start:.1f} s of simulation)")
-        for line in records.report(subset, found, 40):
+        for line in records.report(chosen, found, 40):
             say(line, brief=len(found) == 0 or line[0] != " " or "of" in line[:14])
-        for failure in sorted({p["failure"] for p in packed if "failure" in p}):
-            say(f"  {sum(p.get('failure') == failure for p in packed)} failed: {failure}")
-        results = dict(zip(ran, hardware, strict=True))
-        small = [i for i in ran if len(packed[i]["changes"]) < _SAMPLE_CHARACTERS][:_MOST_SAMPLES]
+        for failure, count in Counter(r.refused for r in hardware if r.refused).items():
+            say(f"  {count} ended with {failure}")
+        small = [i for i, p in enumerate(packed) if "changes" in p and len(p["changes"]) < _SAMPLE_CHARACTERS]
         recorded[name] = {
             "fingerprint": records.fingerprint(chosen),
-            "digests": [records.digest(results[i]) if i in results else "failed" for i in range(len(packed))],
-            "samples": {str(i): packed[i] for i in small},
+            "digests": [records.digest(result) for result in hardware],
+            "samples": {str(i): packed[i] for i in small[:_MOST_SAMPLES]},
         }
     return recorded
 

@@ -413,13 +413,12 @@ class AsyncEngine:
 
         Elements outside the tensor arrive as its fill. Each target's `bar` is credited with the whole box's
         bytes. Raises TensorMapError for 128 bytes that are no tensor map, OutOfBounds, and Misaligned: 128 B for
-        `dst`, 16 B for the begin in a row where the innermost element stride is not 1 (the hardware faults).
+        `dst`, 16 B for the begin in a row, which may lie before the tensor (elsewhere the hardware faults).
         """
         text = f"cp.async.bulk.tensor.{len(coords)}d.shared::cluster.global"
         targets = self._targets(thread, targets)
         desc, geo, coords = self._check_tensor(text, tensor_map, coords, dst)
-        if desc.element_strides[0] != 1:  # which has no effect, but the hardware faults
-            self._check_inner(text, coords, geo)
+        self._check_inner(text, coords, geo)
         self._check_barrier(text, bar)
         box = tensor.whole(geo)
         source = tensor.inside(desc, coords, box)

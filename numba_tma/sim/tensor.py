@@ -339,8 +339,13 @@ def tensor_reduction_type(op: str, dtype: int) -> str:
     Raises SimError if the engine has no such reduction.
     """
     name = _TENSOR_TYPES.get(DataType(dtype))
-    if name is not None and op in ("and", "or", "xor"):
-        name = {"u32": "b32", "s32": "b32", "u64": "b64", "s64": "b64"}.get(name)
+    if op in ("and", "or", "xor"):
+        if name == "s64":
+            raise SimError(
+                f"a tensor reduction .{op} through a map of INT64 elements faults (illegal instruction); make the map "
+                "for UINT64 elements"
+            )
+        name = {"u32": "b32", "s32": "b32", "u64": "b64"}.get(name)
     if name is None:
         raise SimError(f"a tensor reduction .{op} on {DataType(dtype).name} elements does not exist")
     check_reduction(op, name)

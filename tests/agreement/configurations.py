@@ -39,8 +39,7 @@ OPERATIONS = (LOAD, STORE, *REDUCTIONS)
 _DTYPES = tuple(e.name for e in dtypes.TABLE if e.name not in ("int8", "int16", "float8_e4m3fn", "float8_e5m2"))
 _FLOAT_REDUCTIONS = tuple((op, d) for op in ("add", "min", "max") for d in REDUCTIONS[op] if "float" in d)
 
-# How many configurations there are of each group. All but the first hold what a fault of the GPU, or a difference,
-# should not take the ordinary ones along.
+# How many configurations there are of each group.
 GROUPS = {
     "ordinary": 2400,
     "strided stores": 120,
@@ -49,8 +48,6 @@ GROUPS = {
     "loads between chunks": 160,
     "illegal stores": 24,
 }
-# Each of these ends the kernel: on a GPU it needs a process of its own.
-FAULTING = "illegal stores"
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,14 @@ class Configuration:
         return reach + self.sizes[0] * self.element.size
 
     @property
+    def faults(self) -> bool:
+        """Whether the hardware ends the kernel with an illegal instruction, so that it needs a process of its own."""
+        between = self.coordinates[0] * self.element.size % _CHUNK != 0
+        before = self.operation != LOAD and min(self.coordinates) < 0
+        signed_bits = self.operation in ("and", "or", "xor") and self.dtype == "int64"
+        return between or before or signed_bits
+
+    @property
     def tags(self) -> set[str]:
         """What is remarkable about it: differences are counted by these."""
         size = self.element.size
@@ -148,7 +153,7 @@ def group(name: str, seed: int = SEED) -> list[Configuration]:
 def _random(group_name: str, index: int, seed: int) -> Configuration:
     r = random.Random(f"{seed} {group_name} {index}")
     rank = 1 + index % 5
-    stores_only = group_name in ("strided stores", FAULTING)
+    stores_only = group_name in ("strided stores", "illegal stores")
     loads_only = group_name == "loads between chunks"
     if group_name == "special values":
         operation, dtype = r.choice(_FLOAT_REDUCTIONS)
@@ -177,12 +182,12 @@ def _random(group_name: str, index: int, seed: int) -> Configuration:
         if operation != LOAD and start < 0:
             start += 2**31
         coordinates = coordinates[:axis] + (start,) + coordinates[axis + 1 :]
-    # Stores must begin between two chunks of a row; loads that do not have a group of their own.
+    # A copy must begin between two chunks of a row; some that do not have groups of their own.
     grain = _CHUNK // element.size
     coordinates = (coordinates[0] // grain * grain, *coordinates[1:])
     if loads_only and grain > 1:
         coordinates = (coordinates[0] + r.randrange(1, grain), *coordinates[1:])
-    if group_name == FAULTING:
+    if group_name == "illegal stores":
         coordinates = _illegal(r, coordinates, box, grain)
     values = "bytes"
     if operation not in (LOAD, STORE) and element.floating:

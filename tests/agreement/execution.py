@@ -335,7 +335,10 @@ def _tensor_map(configuration: Configuration, arena: np.ndarray, offset: int) ->
 
 
 def execute(configurations: Sequence[Configuration], side: type, **options: object) -> list[Result]:
-    """The results of `configurations` on a side, OnGpu or InSimulator (`options` go to its constructor)."""
+    """The results of `configurations` on a side, OnGpu or InSimulator (`options` go to its constructor).
+
+    Raises what the first of them raises that faults: LaunchError on a GPU, SimError in the simulator.
+    """
     results: dict[int, Result] = {}
     for rank in sorted({c.rank for c in configurations}):
         chosen = [i for i, c in enumerate(configurations) if c.rank == rank]
@@ -350,6 +353,12 @@ def execute_alone(configuration: Configuration, side: type) -> Result:
         return execute([configuration], side)[0]
     except sim.SimError as error:
         return Result(refused=str(error))
+
+
+def simulate(configurations: Sequence[Configuration]) -> list[Result]:
+    """The simulator's results of all: `refused` where the hardware faults and the simulator must raise."""
+    legal = iter(execute([c for c in configurations if not c.faults], InSimulator))
+    return [execute_alone(c, InSimulator) if c.faults else next(legal) for c in configurations]
 
 
 def _slots(configurations: Sequence[Configuration]) -> list[_Slot]:

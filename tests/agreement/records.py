@@ -20,7 +20,7 @@ COPIES, EXPERIMENTS = "copies.json", "experiments.json"
 
 
 def digest(result: Result) -> str:
-    """Sixteen hexadecimal digits that stand for all that is compared of a result."""
+    """Sixteen hexadecimal digits that stand for all that is compared of a result, or 'refused'."""
     if result.refused:
         return "refused"
     head = f"{result.complete} {result.missing} {result.clean} {len(result.shared)}\n".encode()

@@ -300,7 +300,7 @@ def test_reductions_that_do_not_exist(op, dtype):
 def test_tensor_reduction_types():
     assert tensor.tensor_reduction_type("max", DataType.INT32) == "s32"
     assert tensor.tensor_reduction_type("max", DataType.UINT32) == "u32"
-    assert tensor.tensor_reduction_type("or", DataType.INT64) == "b64"
+    assert tensor.tensor_reduction_type("or", DataType.UINT64) == "b64"
     assert tensor.tensor_reduction_type("add", DataType.BFLOAT16) == "bf16"
     assert tensor.tensor_reduction_type("add", DataType.FLOAT64) == "f64"
     assert tensor.tensor_reduction_type("add", DataType.TFLOAT32) == "f32"
