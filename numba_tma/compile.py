@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from numba import cuda, types
+from numba.cuda import debuginfo as numba_debuginfo
 from numba.cuda import dispatcher as numba_dispatcher
 from numba.cuda import lowering as numba_lowering
 from numba.cuda.core import errors
@@ -307,7 +308,8 @@ def _compiling_for(capability: tuple) -> Iterator[None]:
     It would ask the driver for the current GPU when it meets a nested device function, keep such a function's lines
     only if its own decorator asks for them, drop NVVM's explanation of an error, warn that a kernel whose source
     cannot be found (from `python -c`, exec or a prompt) has no `def` line, and fail where the source cannot be parsed
-    by itself (a lambda amid a longer statement).
+    by itself (a lambda amid a longer statement). Besides the lines it would describe variables to a debugger, of which
+    NVVM makes labels that it then rejects ("Symbol name with unsupported characters") in some loops.
     """
 
     @functools.wraps(numba_dispatcher.compile_cuda)
@@ -326,6 +328,9 @@ def _compiling_for(capability: tuple) -> Iterator[None]:
         except SyntaxError:
             return None
 
+    def no_variable(*args: Any, **options: Any) -> None:
+        """Describe nothing."""
+
     with _compile_lock, contextlib.ExitStack() as restore:
         compile_cuda = numba_dispatcher.compile_cuda
         compile_unit = nvvm.CompilationUnit.compile
@@ -335,6 +340,8 @@ def _compiling_for(capability: tuple) -> Iterator[None]:
             (numba_dispatcher, "compile_cuda", with_lines),
             (nvvm.CompilationUnit, "compile", with_log),
             (numba_lowering, "get_func_def_lineno", line_of_def),
+            (numba_debuginfo.CUDADIBuilder, "mark_variable", no_variable),
+            (numba_debuginfo.CUDADIBuilder, "update_variable", no_variable),
         ):
             restore.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, adapted)

@@ -262,3 +262,29 @@ def test_a_whole_cache_file_of_another_kind_is_made_anew(own_cache, foreign):
     (kept,) = own_cache.glob("*.json")
     cache.write(kept.stem, ".json", foreign)
     assert kernel(scale.function, threads=64).compile(X[0], X[0], np.float32(1)).ptx == first.ptx
+
+
+def test_variables_get_no_labels_that_nvvm_rejects():
+    smem = Shared(tile=Tiles(1, (64, 64), np.float16), full=Barriers(1))
+
+    @kernel(threads=64, shared=smem)
+    def fifteenth_rows(tensor_map, out):
+        lane = cuda.threadIdx.x
+        if lane == 0:
+            ptx.mbarrier_init(smem.full[0], 1)
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+        for i in range(4):
+            if lane == 0:
+                ptx.mbarrier_arrive_expect_tx(smem.full[0], 8192)
+                ptx.cp_async_bulk_tensor_2d_shared_global(smem.tile[0], tensor_map, 0, i * 64, smem.full[0])
+            while not ptx.mbarrier_try_wait_parity(smem.full[0], i & 1):
+                pass
+            out[lane] += smem.tile[0][15, lane]
+            ptx.fence_proxy_async()
+            cuda.syncthreads()
+
+    x, out = np.random.default_rng().random((256, 64)).astype(np.float16), np.zeros(64, np.float32)
+    with use_backend("sim"):
+        fifteenth_rows[1](TensorMap(x, smem.tile), out)
+    np.testing.assert_allclose(out, x[15::64].astype(np.float64).sum(axis=0), rtol=1e-6)
