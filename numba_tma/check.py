@@ -1,7 +1,7 @@
 """Check a kernel in the simulator: a kernel of a Python file, or PTX from any compiler with a launch description.
 
-Each launch is repeated under several schedules (in which order copies complete). A finding is an error that ended a
-launch, or a hazard that its report names.
+Each launch is repeated under several schedules (in which order copies complete, and which warps run first). A finding
+is an error that ended a launch, or a hazard that its report names.
 
 A launch description is a JSON object:
 
@@ -24,7 +24,7 @@ import re
 import struct
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,6 @@ from .launch import HazardWarning, Kernel, use_backend
 from .tensor_map import TensorMap
 
 _PLACE = re.compile(r"(?:at|from|inlined at) (\S+:\d+)")
-# The first schedule is the deterministic one; the others complete copies as early and as late as allowed, then shuffle.
-_POLICIES = ("fifo", "early", "late")
 _SCALARS = {
     f"{kind}{bits}": (code if kind != "s" else code.lower(), bits // 8)
     for bits, code in ((8, "B"), (16, "H"), (32, "I"), (64, "Q"))
@@ -63,15 +61,8 @@ class Finding:
     alike: int = 0
 
 
-def schedules(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """`count` orders in which copies complete, as keyword arguments of `sim.launch`."""
-    for number in range(count):
-        policy = _POLICIES[number] if number < len(_POLICIES) else "random"
-        yield {"policy": policy, "seed": seed + number}
-
-
 def check(launch: Callable[..., sim.Report], count: int = 1, seed: int = 0) -> list[Finding]:
-    """Run `launch(**schedule)` under `count` schedules; findings that repeat are reported once."""
+    """Run `launch(**schedule)` under the first `count` of `sim.schedules`; findings that repeat are reported once."""
     messages: set[tuple[str, str]] = set()
     found: dict[tuple, Finding] = {}
 
@@ -84,8 +75,8 @@ def check(launch: Callable[..., sim.Report], count: int = 1, seed: int = 0) -> l
         if first is not finding:
             found[key] = replace(first, alike=first.alike + 1)
 
-    for schedule in schedules(count, seed):
-        name = f"{schedule['policy']}, seed {schedule['seed']}"
+    for schedule in sim.first_schedules(count, seed):
+        name = sim.named(schedule)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HazardWarning)  # they are among the findings

@@ -66,14 +66,23 @@ def run_case(
     measure: bool = True,
     device_copy_rate: float | None = None,
     repeats: int = 30,
+    schedules: int = 1,
 ) -> Iterator[Record]:
-    """Run the variants of one case; records come one by one in the simulator, together after timing on a GPU."""
+    """Run the variants of one case; records come one by one in the simulator, together after timing on a GPU.
+
+    `schedules` is how many of the simulator's orders of copies and warps to try; the check of a variant ends with the
+    first that goes wrong.
+    """
     rng = np.random.default_rng(seed)
     host = problem.inputs(case, rng)
     expected = problem.reference(host, case)
     if backend == "sim":
         for variant in variants:
-            yield _simulated(problem, case, variant, host, expected)
+            for schedule in launch.sim.first_schedules(schedules, seed):
+                record = _simulated(problem, case, variant, host, expected, schedule)
+                if not record.ok:
+                    break
+            yield record
         return
     records, launches = [], {}
     device = {name: DeviceArray(array) for name, array in host.items()}
@@ -127,21 +136,23 @@ def _simulated(
     variant: Variant,
     host: Mapping[str, np.ndarray],
     expected: Mapping[str, np.ndarray],
+    schedule: Mapping[str, Any],
 ) -> Record:
     record = _record(problem, case, variant, "sim", SIMULATOR)
+    under = f" ({launch.sim.named(schedule)})" if len(schedule) > 1 else ""
     for name in problem.outputs:
         _poison(host[name])
     try:
-        with launch.use_backend("sim"), warnings.catch_warnings():
+        with launch.use_backend("sim", **schedule), warnings.catch_warnings():
             warnings.simplefilter("ignore", launch.HazardWarning)  # the record names them
             report = variant.bind(host, **case.options_of(variant.name))()
     except Exception as error:
-        record.reason = f"{type(error).__name__}: {error}"
+        record.reason = f"{type(error).__name__}: {error}{under}"
         return record
     record.error = worst_error(problem, host, expected)
     record.ok = record.error <= problem.tolerance
     if not record.ok:
-        record.reason = f"error {record.error:.3g} above {problem.tolerance:.3g}"
+        record.reason = f"error {record.error:.3g} above {problem.tolerance:.3g}{under}"
     record.hazards = [str(hazard) for hazard in report.hazards]
     wrong = [hazard for hazard in report.hazards if getattr(hazard, "severity", "error") == "error"]
     if wrong and record.ok:

@@ -22,7 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--arguments", default="arguments", metavar="FUNCTION", help="makes a Python kernel's arguments"
     )
     parser.add_argument("--launch", type=Path, metavar="FILE", help="launch description of a PTX file (JSON)")
-    parser.add_argument("--schedules", type=int, default=4, metavar="N", help="orders of copies to try (default 4)")
+    parser.add_argument(
+        "--schedules", type=int, default=8, metavar="N", help="orders of copies and warps to try (default 8)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of random schedules and inputs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings as JSON ('-' for stdout)")
     parser.add_argument("--warnings", action="store_true", help="let warnings count for the exit status")

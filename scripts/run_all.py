@@ -21,6 +21,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results as a JSON list of records")
     parser.add_argument("--quick", action="store_true", help="smallest sizes only")
     parser.add_argument("--seed", type=int, default=None, help="seed of the inputs (default: a fresh one)")
+    parser.add_argument(
+        "--schedules", type=int, default=1, metavar="N", help="in the simulator: orders of copies and warps to try"
+    )
     return parser.parse_args(arguments)
 
 
@@ -47,6 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.seed is not None and options.seed < 0:
         print(f"run_all: --seed {options.seed}: a seed is 0 or more", file=sys.stderr)
         return 2
+    if options.schedules < 1:
+        print(f"run_all: --schedules {options.schedules}: 1 or more", file=sys.stderr)
+        return 2
+    if options.schedules > 1 and backend == "gpu":
+        print("run_all: --schedules: a GPU has one order, its own; use --backend sim", file=sys.stderr)
+        return 2
     if options.json and (options.json.is_dir() or (options.json.parent.exists() and not options.json.parent.is_dir())):
         print(f"run_all: --json {options.json}: no file can be written there", file=sys.stderr)
         return 2
@@ -68,7 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
             for case in problem.cases[sizes]:
                 shape = "×".join(map(str, case.shape))
                 started = time.perf_counter()
-                for record in suite.run_case(problem, case, variants, backend, seed=seed, device_copy_rate=rate):
+                for record in suite.run_case(
+                    problem, case, variants, backend, seed=seed, device_copy_rate=rate, schedules=options.schedules
+                ):
                     records.append(record)
                     verdict = "ok" if record.ok else "skipped" if record.skipped else "FAILED"
                     spent = time.perf_counter() - started

@@ -48,6 +48,7 @@ def test_quick_run_in_the_simulator(tmp_path):
 def test_only_and_list():
     done = run("--backend", "sim", "--quick", "--only", "copy.bulk", "--only", "kv_stream.tma")
     assert done.returncode == 0 and "kv_stream.tma " in done.stdout and "copy.plain" not in done.stdout
+    assert run("--backend", "sim", "--quick", "--only", "copy.tensor", "--schedules", "7").returncode == 0
     listed = run("--list").stdout
     for problem in PROBLEMS:
         for variant in problem.variants:
@@ -62,7 +63,7 @@ def test_unknown_names(name):
 
 
 def test_bad_options_end_before_the_run(tmp_path):
-    for arguments in (["--seed", "-1"], ["--json", str(tmp_path)]):
+    for arguments in (["--seed", "-1"], ["--json", str(tmp_path)], ["--schedules", "0"]):
         done = run("--backend", "sim", "--quick", *arguments)
         assert done.returncode == 2 and "Traceback" not in done.stderr and arguments[0] in done.stderr
 
@@ -97,6 +98,22 @@ def test_a_raising_variant_fails_and_the_rest_runs():
     variants = [Variant("broken", "nothing", "", broken), copy.PROBLEM.variant("bulk")]
     first, second = suite.run_case(copy.PROBLEM, case, variants, "sim", seed=1)
     assert not first.ok and first.reason == "RuntimeError: out of order" and second.ok
+
+
+def test_an_order_under_which_a_variant_is_wrong_is_named():
+    """One that is right only while warps run together, as a missing barrier makes it."""
+
+    def careless(arrays, **_):
+        together = suite.launch._simulation.get().get("warp_order") is None
+        arrays["target"][...] = arrays["source"] if together else 0
+        return suite.launch.sim.Report
+
+    case = copy.PROBLEM.cases[("quick", "sim")][0]
+    variant = Variant("careless", "luck", "", careless)
+    (record,) = suite.run_case(copy.PROBLEM, case, [variant], "sim", seed=1)
+    assert record.ok
+    (record,) = suite.run_case(copy.PROBLEM, case, [variant], "sim", seed=1, schedules=3)
+    assert not record.ok and record.reason.endswith("above 0 (copies early, warps ascending)")
 
 
 def test_worst_error_sees_nan_and_shape():

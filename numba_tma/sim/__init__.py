@@ -21,7 +21,7 @@ from .memory import GlobalMemory
 from .module import Module
 from .parse import parse
 from .report import Hazard, Report
-from .schedules import schedules
+from .schedules import first_schedules, named, schedules
 
 __all__ = [
     "Deadlock",
@@ -37,7 +37,9 @@ __all__ = [
     "StepLimit",
     "Trap",
     "UnknownInstruction",
+    "first_schedules",
     "launch",
+    "named",
     "parse",
     "schedules",
 ]

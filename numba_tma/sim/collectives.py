@@ -39,9 +39,10 @@ class Warps:
         self.warps = thread[new] >> 5
         self.place = None if fragment.n == 32 * self.rows else place
         self.row = row
-        present = self.matrix(np.ones(fragment.n, np.bool_))
-        self.lanes_present = present
-        self.present = pack(present)
+        # Not by `matrix`, to which one value stands for all lanes: a lone lane is not a whole warp.
+        self.lanes_present = np.zeros((self.rows, 32), np.bool_)
+        self.lanes_present.reshape(-1)[place] = True
+        self.present = pack(self.lanes_present)
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
         """(rows, 32) from one value for each lane (or one for all)."""

@@ -32,14 +32,23 @@ _POISON = {
 class Root:
     """The lanes of a wave that have not exited, and their registers.
 
-    `slot` (int64, a lane) is the lane's block among the resident ones, `thread` its linear index in the block.
+    `slot` (int64, a lane) is the lane's block among the resident ones, `thread` its linear index in the block. `group`
+    is what the order of warps has made of the lane (see schedules.py), or None where warps run together.
     """
 
-    __slots__ = ("cache", "n", "private", "slot", "thread", "values", "widths")
+    __slots__ = ("cache", "group", "n", "private", "slot", "thread", "values", "widths")
 
-    def __init__(self, slot: np.ndarray, thread: np.ndarray, values: list, widths: list[int]) -> None:
+    def __init__(
+        self,
+        slot: np.ndarray,
+        thread: np.ndarray,
+        values: list,
+        widths: list[int],
+        group: np.ndarray | None = None,
+    ) -> None:
         self.slot = slot
         self.thread = thread
+        self.group = group
         self.n = slot.size
         self.values = values
         self.widths = widths
@@ -67,11 +76,13 @@ class Root:
 class Fragment:
     """Lanes at one program counter. `lanes` are sorted positions in the root, or None for all of them."""
 
-    __slots__ = ("block", "cache", "dirty", "lanes", "n", "pending", "root", "stack", "tired", "values")
+    __slots__ = ("block", "cache", "dirty", "group", "lanes", "n", "pending", "root", "stack", "tired", "values")
 
-    def __init__(self, root: Root, lanes: np.ndarray | None, block: Any, stack: tuple, tired: int = 0) -> None:
+    def __init__(self, root: Root, lanes: np.ndarray | None, block: Any, stack: tuple, tired: float = 0) -> None:
         self.root = root
         self.lanes = lanes
+        # Fragments of different groups are not merged on the way.
+        self.group = 0 if root.group is None else int(root.group[0 if lanes is None else lanes[0]])
         self.block = block
         self.stack = stack
         self.tired = tired
@@ -180,7 +191,8 @@ def reroot(fragment: Fragment, live: int) -> None:
         register = lowest.bit_length() - 1
         todo ^= lowest
         values[register] = fragment.get(register)
-    fragment.root = Root(fragment.slot, fragment.thread, values, old.widths)
+    group = old.group if old.group is None or fragment.lanes is None else old.group.take(fragment.lanes)
+    fragment.root = Root(fragment.slot, fragment.thread, values, old.widths, group)
     fragment.lanes = None
     fragment.values = values
     fragment.dirty = 0

@@ -12,6 +12,7 @@ from .memory import GlobalMemory
 from .module import Module
 from .parse import parse
 from .report import Report
+from .schedules import TOGETHER, WARP_ORDERS
 
 MAX_STEPS = 50_000_000
 
@@ -41,6 +42,7 @@ def launch(
     memory: GlobalMemory,
     seed: int = 0,
     policy: str = "fifo",
+    warp_order: str = TOGETHER,
     max_steps: int = MAX_STEPS,
     print_to: TextIO | None = None,
     observer: Any = None,
@@ -51,8 +53,10 @@ def launch(
 
     `ptx` is PTX text or a parsed module; `entry` names the kernel where there are several. `grid` counts blocks.
     `shared_bytes` is dynamic shared memory a block. `params` are the kernel parameters' bytes, in order. `memory`
-    holds the arrays whose addresses are among them. `policy` and `seed` say in which order copies complete ("fifo",
-    "early", "late", "random"). What the kernel prints goes to Report.output and, at once, to `print_to`.
+    holds the arrays whose addresses are among them. `policy` says in which order copies complete ("fifo", "early",
+    "late", "random"), `warp_order` which warps run first ("together", "ascending", "descending", "blocks", "random":
+    see schedules.py); `seed` is that of what is random. What the kernel prints goes to Report.output and, at once, to
+    `print_to`.
 
     `hazards` looks for races and their like in what the kernel does (Report.hazards), at the cost of some time.
     `shared_names` names parts of dynamic shared memory for the reports: (name, offset, bytes).
@@ -60,6 +64,8 @@ def launch(
     Raises a SimError: PtxSyntaxError, LaunchError, UnknownInstruction, OutOfBounds, Misaligned, Trap, Deadlock,
     StepLimit (`max_steps` counts executed steps; one step serves many lanes).
     """
+    if warp_order not in WARP_ORDERS:
+        raise ValueError(f"warp_order {warp_order!r} is none of {', '.join(WARP_ORDERS)}")
     module = parsed(ptx) if isinstance(ptx, str) else ptx
     if entry is None:
         if len(module.entries) != 1:
@@ -86,6 +92,7 @@ def launch(
         observer,
         hazards,
         shared_names,
+        warp_order,
     )
     machine.output.echo = print_to
     return machine.run(max_steps)

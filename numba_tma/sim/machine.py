@@ -45,6 +45,7 @@ from .observer import observe_all
 from .program import Instance, Program
 from .report import Hazard, Report, waiting_report
 from .scheduler import Scheduler
+from .schedules import TOGETHER, warp_groups
 
 MAX_SHARED = 227 * 1024
 MAX_THREADS = 1024
@@ -73,6 +74,7 @@ class Machine:
         observer: Any = None,
         hazards: bool = True,
         shared_names: Sequence[tuple[str, int, int]] = (),
+        warp_order: str = TOGETHER,
     ) -> None:
         self.module = module
         self.function = function
@@ -113,6 +115,7 @@ class Machine:
         self.observer = observe_all([watcher for watcher in (self.tracker, observer) if watcher is not None])
         self.output = printf.Output()
 
+        self.warp_order = warp_order
         self.rng = np.random.default_rng(seed)
         self.barrier_memory = mbarrier.BarrierMemory(self)
         self.engine = AsyncEngine(
@@ -256,15 +259,17 @@ class Machine:
         self.live_count = np.where(np.arange(self.slots) < count, self.threads, 0)
         self.scheduler = Scheduler(self, entry.blocks[0], max_steps)
         self.barriers = barriers.BlockBarriers(self)
-        root = Root(
-            np.repeat(np.arange(count), self.threads),
-            np.tile(np.arange(self.threads), count),
-            [],
-            self.program.widths,
-        )
+        slot = np.repeat(np.arange(count), self.threads)
+        thread = np.tile(np.arange(self.threads), count)
+        group = warp_groups(self.warp_order, slot, thread // 32, self.rng)
+        root = Root(slot, thread, [], self.program.widths, group)
         self.program.fill(root)
         self.scheduler.live = root.n
-        self.scheduler.add(Fragment(root, None, entry.blocks[0], ()))
+        if group is None:
+            self.scheduler.add(Fragment(root, None, entry.blocks[0], ()))
+        else:
+            for number in np.unique(group):
+                self.scheduler.add(Fragment(root, np.nonzero(group == number)[0], entry.blocks[0], ()))
         if self.observer is not None:
             self.observer.wave(self, count)
         self.scheduler.run()

@@ -3,7 +3,9 @@
 Order. The fragment furthest behind in the program runs first, so that lanes meet again after a branch. That
 alone would starve lanes that another one waits for in a loop, so each turn has a budget: blocks cost 1, blocks
 that look for another thread's progress (volatile loads, atomics, test_wait) far more, and a fragment that has
-spent its budget becomes one step more *tired*; the least tired run first.
+spent its budget becomes one step more *tired*; the least tired run first. The other orders of warps (schedules.py)
+part a wave into groups that do not merge: the lowest group that can run does, or the highest, or any of them for a
+turn of random length.
 
 Waiting. A fragment that cannot go on is parked as a `Wait`, with a test that says for each lane whether it can. When
 everything it waits for has come the fragment goes on whole; when nothing else can run, the lanes that can go
@@ -21,6 +23,7 @@ import numpy as np
 from .errors import Deadlock, SimError, StepLimit
 from .fragment import Fragment, merge, reroot
 from .program import BUDGET
+from .schedules import DESCENDING, RANDOM
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -65,6 +68,8 @@ class Scheduler:
 
     def __init__(self, machine: Machine, root_block: Block, max_steps: int) -> None:
         self.machine = machine
+        self._random = machine.warp_order == RANDOM
+        self._backwards = machine.warp_order == DESCENDING
         self.ready: dict[tuple, Fragment] = {}
         self.waits: list[Wait] = []
         # Fragments at a warp collective whose warps are not complete yet.
@@ -77,7 +82,7 @@ class Scheduler:
         # Counts what a polling thread may be looking for as well: stores.
         self.progress = 0
         self._seen_progress = -1
-        self._stale = 0
+        self._stale = 0.0
         self._timeouts = 0
         self._best: tuple | None = None
         self._stack_live: dict[tuple, int] = {(): 0}
@@ -95,8 +100,8 @@ class Scheduler:
         return block.live_in | below
 
     def add(self, fragment: Fragment) -> None:
-        """Make a fragment ready; it joins the one that is at the same place, if there is one."""
-        key = (*fragment.stack, fragment.block.pc)
+        """Make a fragment ready; it joins the one of its group that is at the same place, if there is one."""
+        key = (fragment.group, *fragment.stack, fragment.block.pc)
         other = self.ready.get(key)
         if other is not None:
             fragment = merge([other, fragment], self.live_registers(fragment.block, fragment.stack))
@@ -107,17 +112,26 @@ class Scheduler:
         ready = self.ready
         if len(ready) == 1:
             key, fragment = ready.popitem()
+        elif self._random:
+            fragment = ready.pop(list(ready)[int(self.machine.rng.integers(len(ready)))])
         else:
-            key = min(ready, key=lambda k: (ready[k].tired, k))
+            key = min(ready, key=lambda k: self._rank(ready[k].tired, k))
             fragment = ready.pop(key)
         self._best = None
         return fragment
 
-    def _best_ready(self) -> tuple:
+    def _rank(self, tired: float, key: tuple) -> tuple:
+        """The lowest runs first."""
+        return (tired, tuple([-part for part in key]) if self._backwards else key)
+
+    def _is_next(self, fragment: Fragment, key: tuple) -> bool:
+        """Whether a running fragment goes on although others are ready."""
+        if self._random:
+            return True
         best = self._best
         if best is None:
-            best = self._best = min((fragment.tired, key) for key, fragment in self.ready.items())
-        return best
+            best = self._best = min(self._rank(other.tired, k) for k, other in self.ready.items())
+        return self._rank(fragment.tired, key) <= best
 
     def split(self, fragment: Fragment, mask: np.ndarray, taken: Block, other: Block) -> None:
         """Lanes where `mask` is set go to `taken`, the rest to `other`."""
@@ -157,6 +171,7 @@ class Scheduler:
 
     def gather(self, fragment: Fragment) -> None:
         """Let a fragment wait for the rest of its warps to come to the same collective."""
+        # Whatever their groups: those of one warp or warpgroup have to meet.
         key = (*fragment.stack, fragment.block.pc)
         other = self.gathering.pop(key, None)
         if other is None:
@@ -198,7 +213,8 @@ class Scheduler:
         machine = self.machine
         block = fragment.block
         ready = self.ready
-        budget = BUDGET
+        # At random, turns from very short to a whole one.
+        budget = allowed = 1 << int(machine.rng.integers(BUDGET.bit_length())) if self._random else BUDGET
         warps = machine.warp_count(fragment)
         while True:
             values = fragment.values
@@ -218,7 +234,7 @@ class Scheduler:
                 fragment.block = block
                 raise
             if following is None:
-                self._stale = 0
+                self._stale = 0.0
                 return
             budget -= block.cost
             block = following
@@ -227,7 +243,7 @@ class Scheduler:
                 self._wake()
             if ready:
                 fragment.block = block
-                key = (*fragment.stack, block.pc)
+                key = (fragment.group, *fragment.stack, block.pc)
                 if key in ready:
                     other = ready.pop(key)
                     self._best = None
@@ -236,15 +252,14 @@ class Scheduler:
                         reroot(fragment, self.live_registers(block, fragment.stack))
                         machine.program.fill(fragment.root)
                     warps = machine.warp_count(fragment)
-                if ready and (fragment.tired, key) > self._best_ready():
+                if ready and not self._is_next(fragment, key):
                     self.add(fragment)
-                    self._spent(False)
                     return
             if budget <= 0:
                 fragment.block = block
-                fragment.tired += 1
+                fragment.tired += allowed / BUDGET
                 self.add(fragment)
-                self._spent(True)
+                self._spent(allowed / BUDGET)
                 return
 
     _instruction: Any = None
@@ -255,19 +270,17 @@ class Scheduler:
             self.machine.report_waits(self),
         )
 
-    def _spent(self, whole: bool) -> None:
-        """After a turn that ended with its fragment still able to run."""
+    def _spent(self, share: float) -> None:
+        """After a turn whose fragment can still run but has spent its budget, a share of a whole one."""
         machine = self.machine
-        if not whole:
-            return
         if self.progress != self._seen_progress:
             self._seen_progress = self.progress
-            self._stale = 0
+            self._stale = 0.0
             return
-        self._stale += 1
-        machine.clock_ns += 1000
+        self._stale += share
+        machine.clock_ns += int(1000 * share)
         if machine.pump(True) or self._let_ready_lanes_go():
-            self._stale = 0
+            self._stale = 0.0
         elif self._stale > STALE_TURNS * (1 + len(self.ready)) and all(
             fragment.tired > STALE_TURNS // 2 for fragment in self.ready.values()
         ):

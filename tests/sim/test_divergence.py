@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from simulate import run_ptx
 
+from numba_tma.sim.schedules import WARP_ORDERS
+
 MASK = 0xFFFFFFFF
 REGISTERS = 6
 OPERATIONS = {
@@ -182,7 +184,8 @@ def test_random_programs(rng, part):
         """
         blocks, threads = 3, 40
         out = np.full((blocks * threads, 7), 99, np.uint32)
-        run_ptx(text, blocks, threads, out, declarations=declarations)
+        order = {"warp_order": WARP_ORDERS[int(rng.integers(len(WARP_ORDERS)))], "seed": int(rng.integers(1 << 30))}
+        run_ptx(text, blocks, threads, out, declarations=declarations, **order)
         for lane in range(blocks * threads):
             v = [lane, lane * 7, lane ^ 13, lane // threads, 5, 0]
             stored = [99]
@@ -193,7 +196,7 @@ def test_random_programs(rng, part):
             except Leave as leave:
                 if not leave.whole:
                     expected = v
-            assert out[lane].tolist() == [*expected, stored[0]], (lane, text)
+            assert out[lane].tolist() == [*expected, stored[0]], (lane, order, text)
 
 
 def _contains(statements: list, kind: str) -> bool:
