@@ -21,6 +21,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ _EXACT = frozenset(
     {int, type(None), *(getattr(np, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))}
 )
 _simulation: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("numba_tma_sim", default=None)
+_recording: contextvars.ContextVar[Recording | None] = contextvars.ContextVar("numba_tma_recording", default=None)
 
 
 class HazardWarning(UserWarning):
@@ -88,6 +90,34 @@ def use_backend(name: str, **simulation: Any) -> Iterator[None]:
     finally:
         _backend.reset(chosen)
         _simulation.reset(options)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A launch that `recording` kept from running: its kernel, compiled for the types of its arguments."""
+
+    kernel: Kernel
+    compiled: Compiled
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The launches made inside `recording`, in order, compiled for `arch`."""
+
+    arch: str
+    launches: list[Recorded] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def recording(arch: str = DEFAULT_ARCH) -> Iterator[Recording]:
+    """Compile the kernels launched inside for `arch`, with no GPU, and list them; none of them runs."""
+    recorded = Recording(arch)
+    token = _recording.set(recorded)
+    try:
+        with use_backend("sim"):
+            yield recorded
+    finally:
+        _recording.reset(token)
 
 
 def gpu_refusal(compiled: Compiled | None = None) -> str | None:
@@ -373,10 +403,17 @@ class Launcher:
         found = self._variants[key] = _Variant(self, compiled, self.kernel.load(compiled), numba_types)
         return found
 
-    def _simulate(self, marshalled: list[Argument], stacklevel: int) -> sim.Report:
-        """Run in the simulator; hazards become warnings, and `stacklevel` is the caller's as `warnings.warn` counts."""
-        kernel_ = self.kernel
-        compiled = kernel_.compile_types(tuple(argument.numba_type for argument in marshalled), DEFAULT_ARCH)
+    def _simulate(self, marshalled: list[Argument], stacklevel: int) -> sim.Report | None:
+        """Run in the simulator; hazards become warnings, and `stacklevel` is the caller's as `warnings.warn` counts.
+
+        Inside `recording` the launch is listed, and there is no report.
+        """
+        kernel_, recorded = self.kernel, _recording.get()
+        numba_types = tuple(argument.numba_type for argument in marshalled)
+        compiled = kernel_.compile_types(numba_types, recorded.arch if recorded else DEFAULT_ARCH)
+        if recorded is not None:
+            recorded.launches.append(Recorded(kernel_, compiled))
+            return None
         memory = sim.GlobalMemory()
         moved = staging.InSimulator(_views(kernel_.argument_names, marshalled), memory)
         packer = Packer(compiled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -146,6 +147,20 @@ def test_a_damaged_cache_file_is_made_anew(own_cache):
     for path in own_cache.iterdir():
         path.write_bytes(b"damaged")
     assert kernel(scale.function, threads=64).compile(X[0], X[0], np.float32(1)).ptx == first.ptx
+
+
+def test_sass_carries_python_lines_or_ptx_lines():
+    compiled = scale.compile(X[0], X[0], np.float32(1))
+    by_python, by_ptx = disassemble(compiled.cubin), disassemble(compiled.cubin, lines="ptx")
+
+    def code(sass):
+        return [line for line in sass.splitlines() if "//##" not in line]
+
+    assert code(by_python) == code(by_ptx) and any("FMUL" in line for line in code(by_ptx))
+    lines = compiled.ptx.splitlines()
+    above = re.findall(r'File "\.nv_debug_ptx_txt[^"]*", line (\d+)\n[^\n]*\bFMUL\b', by_ptx)
+    assert above and all(lines[int(number) - 1].strip().startswith("mul.f32") for number in above)
+    assert "test_compile.py" in by_python and "test_compile.py" not in by_ptx
 
 
 def test_errors_quote_the_assembler():

@@ -14,7 +14,7 @@ from numba import cuda
 from numba.core.errors import TypingError
 
 from numba_tma import Barriers, HazardWarning, LaunchError, Shared, TensorMap, Tiles, driver, kernel, ptx, use_backend
-from numba_tma.launch import gpu_refusal
+from numba_tma.launch import gpu_refusal, recording
 
 needs_no_gpu = pytest.mark.skipif(driver.device_count() > 0, reason="there is a GPU here")
 
@@ -353,6 +353,19 @@ def test_big_shared_memory_and_a_tensor_map_over_an_argument(rng, in_simulator):
     expected = 2 * x
     double_in_place[1](TensorMap(x, smem.tile), x)
     np.testing.assert_array_equal(x, expected)
+
+
+def test_recording_compiles_and_runs_nothing():
+    x, y = np.ones(100, np.float32), np.zeros(100, np.float32)
+    with recording("sm_80") as recorded:
+        assert axpy[2](np.float32(2), x, y) is None
+        with use_backend("sim"):
+            axpy[2].bind(np.float32(2), x, y)()
+    assert not y.any()
+    assert [(launch.kernel, launch.compiled.arch) for launch in recorded.launches] == [(axpy, "sm_80")] * 2
+    with use_backend("sim"):
+        axpy[2](np.float32(2), x, y)
+    assert (y == 2).all() and len(recorded.launches) == 2
 
 
 @pytest.mark.gpu
