@@ -1,0 +1,164 @@
+"""What happens to an accumulator at the end: bias, activation, rounding to the output's type, the store.
+
+The tensor cores hand a product back in pairs: of every eight columns, lane i of a warp has columns 2 (i % 4) and
+2 (i % 4) + 1, of row i / 4 and again of row i / 4 + 8. mma.sync's m16n8 is one such block; wgmma's m64nN is N / 8 of
+them for each of its four warps. So one function that stores a pair serves them all.
+PTX ISA: "Matrix Fragments for mma.m16n8k16", "Register Fragments for wgmma.mma_async.m64nNk16".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numba import cuda
+from numba.cuda.types import float32, uint32, uint64
+
+from ... import dtypes, ptx
+
+ACTIVATIONS = ("none", "relu", "gelu", "silu")
+_CUBIC = 0.044715
+_TWO_ROOTS = 2 * float(np.sqrt(2 / np.pi))
+
+
+def activation_reference(name: str, x: np.ndarray) -> np.ndarray:
+    """The activation called `name` in float64; GELU is the form with tanh.
+
+    Raises:
+        ValueError: there is no such activation.
+    """
+    check_activation(name)
+    x = x.astype(np.float64)
+    if name == "relu":
+        return np.maximum(x, 0)
+    if name == "gelu":
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + _CUBIC * x**3)))
+    if name == "silu":
+        return 0.5 * x * (1 + np.tanh(0.5 * x))
+    return x
+
+
+def check_activation(name: str) -> None:
+    """See that there is an activation of this name.
+
+    Raises:
+        ValueError: there is none; the message lists those there are.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r}: choose one of {', '.join(map(repr, ACTIVATIONS))}")
+
+
+def make_activation(name: str) -> Callable:
+    """A device function of one float32: 'none', 'relu', 'gelu' (with tanh) or 'silu'.
+
+    GELU and SiLU are x / (1 + exp(-z)): (1 + tanh(z / 2)) / 2 is that quotient without its numerator. Their exponential
+    and quotient are the fast ones, some 2**-21 off, which no output type but float32 shows.
+
+    Raises:
+        ValueError: there is no such activation.
+    """
+    check_activation(name)
+
+    @cuda.jit(device=True, forceinline=True)
+    def none(x):
+        return x
+
+    @cuda.jit(device=True, forceinline=True)
+    def relu(x):
+        return float32(0) if x < float32(0) else x  # a NaN stays one
+
+    @cuda.jit(device=True, forceinline=True)
+    def silu(x):
+        return cuda.libdevice.fast_fdividef(x, float32(1) + cuda.libdevice.fast_expf(-x))
+
+    @cuda.jit(device=True, forceinline=True)
+    def gelu(x):
+        z = float32(_TWO_ROOTS) * (x + float32(_CUBIC) * x * x * x)
+        return cuda.libdevice.fast_fdividef(x, float32(1) + cuda.libdevice.fast_expf(-z))
+
+    return {"none": none, "relu": relu, "gelu": gelu, "silu": silu}[name]
+
+
+def make_pack(out_dtype: object) -> Callable:
+    """pack(x0, x1): two float32 rounded to float16 or bfloat16, in one uint32 with x0 in the lower half.
+
+    Raises:
+        ValueError: another type.
+    """
+    name = dtypes.lookup(out_dtype).name
+
+    @cuda.jit(device=True, forceinline=True)
+    def pack_float16(x0, x1):
+        return ptx.cvt_rn_f16x2_f32(x1, x0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def pack_bfloat16(x0, x1):
+        return ptx.cvt_rn_bf16x2_f32(x1, x0)
+
+    functions = {"float16": pack_float16, "bfloat16": pack_bfloat16}
+    if name not in functions:
+        raise ValueError(f"{name} is no 16-bit floating-point type: pack takes float16 or bfloat16")
+    return functions[name]
+
+
+def make_store_both(out_dtype: object) -> Callable:
+    """store_both(address, x0, x1): two float32 as neighbours of `out_dtype` at a global address, aligned to both.
+
+    Raises:
+        ValueError: the type is not float16, bfloat16 or float32.
+    """
+    if dtypes.lookup(out_dtype).name == "float32":
+
+        @cuda.jit(device=True, forceinline=True)
+        def store_both(address, x0, x1):
+            ptx.st_global_v2_f32(address, x0, x1)
+
+        return store_both
+    pack = make_pack(out_dtype)
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_both_packed(address, x0, x1):
+        ptx.st_global_u32(address, pack(x0, x1))
+
+    return store_both_packed
+
+
+def make_direct_store(out_dtype: object, activation: str = "none", has_bias: bool = False) -> Callable:
+    """A device function that finishes two neighbours of a row and writes what of them lies inside `out`.
+
+        store_pair(out, row, column, x0, x1, bias)
+
+    `out` is a matrix of `out_dtype` (float16, bfloat16 or float32) whose rows are contiguous; `row` and `column` are
+    uint32, the column even; x0 and x1 are float32 and belong to (row, column) and (row, column + 1). `bias` is an
+    array of N numbers, float32 or of the output's type, added before the activation; without `has_bias` it is not
+    looked at, and any argument will do.
+
+    Both go out in one store where they are aligned to it. That needs an even row stride, in elements.
+
+    Raises:
+        ValueError: no such activation, or another output type.
+    """
+    activate = make_activation(activation)
+    store_both = make_store_both(out_dtype)
+    itemsize = dtypes.lookup(out_dtype).size
+    misaligned = 2 * itemsize - 1
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_pair(out, row, column, x0, x1, bias):
+        if row < out.shape[0] and column < out.shape[1]:
+            second = uint32(column + uint32(1))
+            both = second < out.shape[1]
+            if has_bias:
+                x0 += float32(bias[column])
+                if both:
+                    x1 += float32(bias[second])
+            x0, x1 = activate(x0), activate(x1)
+            start, stride = ptx.global_address(out), uint64(out.strides[0])
+            if both and (start | stride) & uint64(misaligned) == 0:
+                store_both(start + uint64(row) * stride + uint64(column) * uint64(itemsize), x0, x1)
+            else:
+                out[row, column] = x0
+                if both:
+                    out[row, second] = x1
+
+    return store_pair
