@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Run the random tensor copies and the experiments on the Hopper GPU here and beside it in the simulator.
+"""Run random tensor copies, experiments with them, and the tensor cores on the Hopper GPU here and in the simulator.
 
-    python scripts/record_agreement.py --output FOLDER              # both: record, report, all changed bytes
-    python scripts/record_agreement.py --experiments --output FOLDER
+    python scripts/record_agreement.py --output FOLDER              # all of it: record, report, all results
+    python scripts/record_agreement.py --matrices --record-only --output FOLDER
     python scripts/record_agreement.py --compare FOLDER/raw.json.gz  # an earlier GPU run with today's simulator; no GPU
 
-FOLDER gets copies.json and experiments.json, which belong into tests/agreement/recorded, and report.txt and
-raw.json.gz, which do not. Every group of copies and every experiment has a process and a time limit of its own.
+FOLDER gets copies.json, experiments.json and matrices.json, which belong into tests/agreement/recorded, and report.txt
+and raw.json.gz, which do not. What may fault has a process and a time limit of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import configurations
 import execution
 import experiments
 import isolated
+import matrix_recording
 import records
 from execution import InSimulator, OnGpu, Result
 
@@ -189,11 +190,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", action="store_true", help="only the random copies")
     parser.add_argument("--experiments", action="store_true", help="only the experiments")
+    parser.add_argument("--matrices", action="store_true", help="only the tensor cores")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the files go")
     parser.add_argument("--compare", type=Path, metavar="RAW", help="take a GPU run's raw.json.gz instead of a GPU")
+    parser.add_argument("--record-only", action="store_true", help="compare later, on a machine that costs less")
     parser.add_argument("--workers", type=int, default=_WORKERS, help="processes at once (default %(default)s)")
     options = parser.parse_args()
-    both = options.copies == options.experiments
+    every = not (options.copies or options.experiments or options.matrices)
     start = time.perf_counter()
     if options.compare:
         raw = json.loads(gzip.decompress(options.compare.read_bytes()))
@@ -203,19 +206,25 @@ def main() -> int:
         if refusal:
             print(f"record_agreement: {refusal}", file=sys.stderr)
             return 2
-        _compile()
-        print(f"compiled after {time.perf_counter() - start:.1f} s", flush=True)
         raw = {"circumstances": asked["facts"].value}
-        if both or options.copies:
+        if every or options.copies or options.experiments:
+            _compile()
+            print(f"compiled after {time.perf_counter() - start:.1f} s", flush=True)
+        if every or options.copies:
             raw["copies"] = _copies_on_gpu(options.workers)
             print(f"copies done after {time.perf_counter() - start:.1f} s", flush=True)
-        if both or options.experiments:
+        if every or options.experiments:
             raw["experiments"] = _experiments_on_gpu(options.workers)
             print(f"experiments done after {time.perf_counter() - start:.1f} s", flush=True)
+        if every or options.matrices:
+            raw["matrices"] = matrix_recording.run_on_gpu(options.workers)
+            print(f"tensor cores done after {time.perf_counter() - start:.1f} s", flush=True)
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         if not options.compare:
             (options.output / "raw.json.gz").write_bytes(gzip.compress(json.dumps(raw).encode(), 6))
+    if options.record_only:
+        return 0
     text: list[str] = []
 
     def say(line: str, brief: bool = True) -> None:
@@ -227,6 +236,7 @@ def main() -> int:
     for key, name, compare in (
         ("copies", records.COPIES, _compare_copies),
         ("experiments", records.EXPERIMENTS, _compare_experiments),
+        ("matrices", matrix_recording.RECORD, matrix_recording.compare),
     ):
         if key in raw:
             recorded = facts | {key: compare(raw[key], say)}

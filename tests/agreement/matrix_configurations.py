@@ -21,7 +21,6 @@ from matrix_instructions import (
     MOST_STEPS,
     STEP_BYTES,
     THREADS,
-    WRITTEN_BYTES,
     Instruction,
 )
 
@@ -97,15 +96,15 @@ _WGMMA_TYPES = (
     *(("f16", "e4m3", "e4m3"), ("f16", "e5m2", "e4m3")),
     *(("s32", "s8", "s8"), ("s32", "s8", "u8"), ("s32", "u8", "s8"), ("s32", "u8", "u8")),
 )
-_WGMMA_EACH = 9
 
 
 def _wgmma_instructions() -> Iterator[Instruction]:
     r = random.Random(f"{SEED} wgmma")
-    rare = [n for n in range(8, 257, 8)]
+    common = (8, 8, 16, 24, 32, 64)
+    rare = [n for n in range(8, 257, 8) if n not in common]
     for number, (result, a, b) in enumerate(_WGMMA_TYPES):
         found: dict[str, Instruction] = {}
-        sizes = [8, 8, 16, 24, 32, 64, *(rare[(3 * number + j) % len(rare)] for j in range(3))]
+        sizes = [*common, *(rare[(3 * number + j) % len(rare)] for j in range(3))]
         # Integers have only every second width from 32 on.
         sizes = [n if result != "s32" or n <= 32 else -(-n // 16) * 16 for n in sizes]
         for n in sizes:
@@ -213,29 +212,25 @@ _NOWHERE = Use(MatrixDescriptor(0, 0, 0), MatrixDescriptor(0, 0, 0))
 _LAYOUTS = ("orderly", "orderly", "shifted", "any", "any", "orderly")
 
 
-def _random(instruction: Instruction, number: int) -> Configuration:
-    r = random.Random(f"{SEED} {instruction.name} {number}")
+def _random(instruction: Instruction, number: int, seed: int) -> Configuration:
+    r = random.Random(f"{seed} {instruction.name} {number}")
     values = VALUES[number % len(VALUES)]
     if instruction.result == "s32" or not instruction.multiplies:
         values = "bits"
-    index = zlib.crc32(f"{SEED} {instruction.name} {number}".encode())
+    index = zlib.crc32(f"{seed} {instruction.name} {number}".encode())
     if instruction.family != "wgmma":
         count = r.choice((1, 1, 2, MOST_STEPS)) if instruction.family == "mma" else 1
         return Configuration(instruction, (_NOWHERE,) * count, values, index)
     layout = _LAYOUTS[(number + index) % len(_LAYOUTS)]
     # More than one use only where nothing is rounded: else it could not be told which of them was.
     count = r.choice((1, 2, MOST_STEPS)) if values == EXACT or instruction.result == "s32" else 1
-    return Configuration(
-        instruction, tuple(_use(r, instruction, layout) for _ in range(count)), values, index, layout
-    )
+    return Configuration(instruction, tuple(_use(r, instruction, layout) for _ in range(count)), values, index, layout)
 
 
 @functools.cache
-def ordinary() -> tuple[Configuration, ...]:
-    """Configurations that no hardware refuses."""
-    return tuple(
-        _random(instruction, number) for instruction in instructions() for number in range(_count(instruction))
-    )
+def ordinary(instruction: Instruction, seed: int = SEED) -> tuple[Configuration, ...]:
+    """Configurations of an instruction that no hardware refuses; the default seed's are those that were recorded."""
+    return tuple(_random(instruction, number, seed) for number in range(_count(instruction)))
 
 
 def _count(instruction: Instruction) -> int:
@@ -245,27 +240,21 @@ def _count(instruction: Instruction) -> int:
 
 
 @functools.cache
-def risky() -> tuple[Configuration, ...]:
+def risky(instruction: Instruction) -> tuple[Configuration, ...]:
     """What may be an error, or mean something else than the simulator takes it for: bits of a descriptor without a
     meaning, and addresses that only fit when they wrap around at 18 bits."""
-    r = random.Random(f"{SEED} risky")
-    made = []
-    for instruction in instructions():
-        if instruction.family != "wgmma" or instruction.n > 32 or instruction.result == "s32":
-            continue
-        index = zlib.crc32(f"{SEED} risky {instruction.name}".encode())
-        use = _use(r, instruction, "orderly")
-        reserved = 1 << r.choice([bit for bit in range(64) if RESERVED >> bit & 1]) if r.random() < 0.7 else RESERVED
-        made.append(
-            Configuration(
-                instruction, (Use(use.a, use.b, True, reserved),), EXACT, index, f"reserved bits {reserved:#x}"
-            )
-        )
-        back = (1 << 18) - 512
-        start = A_BYTES + 1024 * (instruction.n // 8)
-        wrapped = MatrixDescriptor(start, back, back, 0, 16)
-        made.append(Configuration(instruction, (Use(use.a, wrapped),), EXACT, index, "strides of -512 bytes"))
-    return tuple(made)
+    if instruction.family != "wgmma" or instruction.n > 24 or instruction.result == "s32":
+        return ()
+    r = random.Random(f"{SEED} risky {instruction.name}")
+    index = zlib.crc32(f"{SEED} risky {instruction.name}".encode())
+    use = _use(r, instruction, "orderly")
+    reserved = 1 << r.choice([bit for bit in range(64) if RESERVED >> bit & 1]) if r.random() < 0.7 else RESERVED
+    backwards = (1 << 18) - 512
+    wrapped = MatrixDescriptor(A_BYTES + 4096, backwards, backwards, 0, 16)
+    return (
+        Configuration(instruction, (Use(use.a, use.b, True, reserved),), EXACT, index, f"reserved bits {reserved:#x}"),
+        Configuration(instruction, (Use(use.a, wrapped),), EXACT, index, "strides of -512 bytes"),
+    )
 
 
 # -- what numbers ------------------------------------------------------------------------------------------------------
@@ -291,18 +280,19 @@ def special_bits(kind: str) -> list[int]:
     return found + [bits | sign for bits in found]
 
 
-def _exponents(values: str, exponent: int) -> tuple[int, int]:
-    """The biased exponents, from and to, of numbers drawn."""
+def _exponents(values: str, exponent: int, small: bool) -> tuple[int, int]:
+    """The biased exponents, from and to, of numbers drawn; few of them above 0 if `small`."""
     bias, top = (1 << exponent - 1) - 1, (1 << exponent) - 1
+    most = bias + 3 if small else top - 1
     if values == "spread":
-        return max(1, bias - 30), min(top - 1, bias + 31)
+        return max(1, bias - 30), min(most, bias + 31)
     if values == "subnormals":
-        return 0, min(top - 1, bias + 60)
+        return 0, min(most, bias + 60)
     return bias - 2, bias + 2
 
 
-def floats(values: str, kind: str, raw: np.ndarray) -> np.ndarray:
-    """Bits of numbers of a type, as uint64, from random 64-bit words."""
+def floats(values: str, kind: str, raw: np.ndarray, small: bool = False) -> np.ndarray:
+    """Bits of numbers of a type, as uint64, from random 64-bit words. `small`: their sums shall fit into f16."""
     _, mantissa, exponent = _FORMATS[kind]
     one = np.uint64
     fraction, sign = raw & one((1 << mantissa) - 1), (raw >> one(63)) << one(mantissa + exponent)
@@ -316,7 +306,7 @@ def floats(values: str, kind: str, raw: np.ndarray) -> np.ndarray:
         chosen = np.array(small + large, one)
         bits = sign | chosen.take(draw % one(len(chosen)))
     else:
-        low, high = _exponents(values, exponent)
+        low, high = _exponents(values, exponent, small)
         biased = one(low) + draw % one(high - low + 1)
         if values == "subnormals":
             biased = np.where(draw >> one(8) & one(3) == 0, one(0), biased)
@@ -326,25 +316,25 @@ def floats(values: str, kind: str, raw: np.ndarray) -> np.ndarray:
             bits = np.where(nan, bits ^ one(1), bits)
         if values == "specials":
             chosen = np.array(special_bits(kind), one)
-            special = draw & one(15) == one(0)
-            bits = np.where(special, chosen.take((draw >> one(4)) % one(len(chosen))), bits)
+            special = draw & one(63) == one(0)
+            bits = np.where(special, chosen.take((draw >> one(6)) % one(len(chosen))), bits)
     if kind == "tf32":
         bits = bits << one(_TF32_UNUSED) | raw >> one(20) & one((1 << _TF32_UNUSED) - 1)
     return bits
 
 
-def _elements(values: str, kind: str, words: int, index: int, stream: int) -> np.ndarray:
+def _elements(values: str, kind: str, words: int, index: int, stream: int, small: bool = False) -> np.ndarray:
     """So many 32-bit words of elements of a type."""
     generator = np.random.PCG64([SEED, index, stream])
     if kind not in _FORMATS or (values == "bits" and kind != "tf32"):
         return generator.random_raw(-(-words // 2)).astype("<u8").view("<u4")[:words]
-    bits = floats(values, kind, generator.random_raw(words * 32 // _FORMATS[kind][0]))
+    bits = floats(values, kind, generator.random_raw(words * 32 // _FORMATS[kind][0]), small)
     return bits.astype(f"<u{_FORMATS[kind][0] // 8}").view("<u4")
 
 
 def _accumulators(configuration: Configuration) -> np.ndarray:
     i = configuration.instruction
-    return _elements(configuration.values, i.result, THREADS * i.d_count, configuration.index, 2)
+    return _elements(configuration.values, i.result, THREADS * i.d_count, configuration.index, 2, i.result == "f16")
 
 
 def image(configuration: Configuration) -> np.ndarray:
@@ -354,7 +344,7 @@ def image(configuration: Configuration) -> np.ndarray:
     i = configuration.instruction
     kinds = (i.a, i.b) if i.multiplies else ("u8", "u8")
     parts = [
-        _elements(configuration.values, kind, nbytes // 4, configuration.index, stream)
+        _elements(configuration.values, kind, nbytes // 4, configuration.index, stream, i.result == "f16")
         for stream, (kind, nbytes) in enumerate(zip(kinds, (A_BYTES, B_BYTES), strict=True))
     ]
     return np.concatenate(parts).view(np.uint8)
@@ -378,7 +368,10 @@ def inputs(configuration: Configuration) -> np.ndarray:
     place = i.d_count
     for step in range(MOST_STEPS):
         for stream, (kind, count) in enumerate(((i.a, i.a_count), (i.b, i.b_count))):
-            words = _elements(configuration.values, kind, THREADS * count, configuration.index, 4 + 2 * step + stream)
+            source = 4 + 2 * step + stream
+            words = _elements(
+                configuration.values, kind, THREADS * count, configuration.index, source, i.result == "f16"
+            )
             out[:, place : place + count] = words.reshape(THREADS, -1)
             place += count
     return out

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import matrix_configurations
 import matrix_instructions
+import matrix_probes
 import numpy as np
 from matrix_configurations import Configuration
 from matrix_instructions import THREADS, Instruction
@@ -22,7 +23,7 @@ _PER_MODULE = 10
 @functools.cache
 def modules() -> tuple[tuple[Instruction, ...], ...]:
     """All instructions in the groups that are compiled together: each module has wide and narrow ones."""
-    every = matrix_configurations.instructions()
+    every = tuple(dict.fromkeys((*matrix_configurations.instructions(), *matrix_probes.instructions())))
     count = -(-len(every) // _PER_MODULE)
     return tuple(every[first::count] for first in range(count))
 

@@ -1,8 +1,8 @@
 """The tensor cores' instructions as small PTX kernels: a block multiplies, or moves, one set of matrices.
 
-Each kernel takes four addresses: `jobs` (what a block does: how often, and the matrix descriptors), `image` (the initial
-bytes of a block's shared memory), `inputs` and `outputs` (32-bit words of each of its 128 threads). The same text runs
-on a GPU and in the simulator. A module holds the kernels of many instructions.
+Each kernel takes four addresses: `jobs` (what a block does: how often, and the matrix descriptors), `image` (the
+initial bytes of a block's shared memory), `inputs` and `outputs` (32-bit words of each of its 128 threads). The same
+text runs on a GPU and in the simulator. A module holds the kernels of many instructions.
 """
 
 from __future__ import annotations
