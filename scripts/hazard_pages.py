@@ -42,7 +42,7 @@ def page(name: str, case: Case) -> str:
 **{case.title}.** Severity: {rule.severity}.
 
 {case.happens}
-
+{on_hardware(name)}
 **The rule.** {_sentence(rule.rule)} (PTX ISA: {rule.section}.)
 
 **The way out.** {_sentence(rule.remedy)}
@@ -59,6 +59,21 @@ def page(name: str, case: Case) -> str:
 {good.strip()}
 ```
 """
+
+
+def on_hardware(name: str) -> str:
+    """A paragraph on what happened when the two kernels ran on a GPU; nothing where they changed since or never ran."""
+    sys.path.insert(0, str(ROOT / "tests" / "agreement"))
+    import hazard_runs
+    import records
+
+    record = records.load(hazard_runs.RECORD)
+    found = record["hazards"].get(name) if record else None
+    if found is None or found["fingerprint"] != hazard_runs.fingerprint(name):
+        return ""
+    device = record["circumstances"]["device"].removeprefix("NVIDIA ")
+    bad, mended = (hazard_runs.describe(found[twin]) for twin in ("bad", "mended"))
+    return f"\n**On an {device}**, all shared memory filled with ones before each launch: {bad}. Mended: {mended}.\n"
 
 
 def _sentence(text: str) -> str:

@@ -1,12 +1,14 @@
 #!/usr/bin/env python
-"""Run random tensor copies, experiments with them, and the tensor cores on the Hopper GPU here and in the simulator.
+"""Run random tensor copies, experiments, the tensor cores and the hazards' kernels on the Hopper GPU here.
+
+All but the last run in the simulator too, and what differs is reported.
 
     python scripts/record_agreement.py --output FOLDER              # all of it: record, report, all results
     python scripts/record_agreement.py --matrices --record-only --output FOLDER
     python scripts/record_agreement.py --compare FOLDER/raw.json.gz  # an earlier GPU run with today's simulator; no GPU
 
-FOLDER gets copies.json, experiments.json and matrices.json, which belong into tests/agreement/recorded, and report.txt
-and raw.json.gz, which do not. What may fault has a process and a time limit of its own.
+FOLDER gets copies.json, experiments.json, matrices.json and hazards.json, which belong into tests/agreement/recorded,
+and report.txt and raw.json.gz, which do not. What may fault or hang has a process and a time limit of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "agree
 import configurations
 import execution
 import experiments
+import hazard_runs
 import isolated
 import matrix_recording
 import records
@@ -191,12 +194,13 @@ def main() -> int:
     parser.add_argument("--copies", action="store_true", help="only the random copies")
     parser.add_argument("--experiments", action="store_true", help="only the experiments")
     parser.add_argument("--matrices", action="store_true", help="only the tensor cores")
+    parser.add_argument("--hazards", action="store_true", help="only the hazards' kernels")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the files go")
     parser.add_argument("--compare", type=Path, metavar="RAW", help="take a GPU run's raw.json.gz instead of a GPU")
     parser.add_argument("--record-only", action="store_true", help="compare later, on a machine that costs less")
     parser.add_argument("--workers", type=int, default=_WORKERS, help="processes at once (default %(default)s)")
     options = parser.parse_args()
-    every = not (options.copies or options.experiments or options.matrices)
+    every = not (options.copies or options.experiments or options.matrices or options.hazards)
     start = time.perf_counter()
     if options.compare:
         raw = json.loads(gzip.decompress(options.compare.read_bytes()))
@@ -219,6 +223,9 @@ def main() -> int:
         if every or options.matrices:
             raw["matrices"] = matrix_recording.run_on_gpu(options.workers)
             print(f"tensor cores done after {time.perf_counter() - start:.1f} s", flush=True)
+        if every or options.hazards:
+            raw["hazards"] = hazard_runs.run_on_gpu(options.workers)
+            print(f"hazards done after {time.perf_counter() - start:.1f} s", flush=True)
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         if not options.compare:
@@ -237,6 +244,7 @@ def main() -> int:
         ("copies", records.COPIES, _compare_copies),
         ("experiments", records.EXPERIMENTS, _compare_experiments),
         ("matrices", matrix_recording.RECORD, matrix_recording.compare),
+        ("hazards", hazard_runs.RECORD, hazard_runs.compare),
     ):
         if key in raw:
             recorded = facts | {key: compare(raw[key], say)}
