@@ -286,9 +286,14 @@ def test_mistakes_have_names():
     gone = BARRIER + init(1) + "mbarrier.inval.shared.b64 [%r1]; mbarrier.arrive.shared.b64 _, [%r1]; ret;"
     with pytest.raises(sim.SimError, match="not initialised"):
         run_ptx(gone, 1, 1, np.zeros(1, np.uint32))
-    parity = BARRIER + init(1) + "mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 2; ret;"
-    with pytest.raises(sim.SimError, match="parity 2 is neither 0 nor 1"):
-        run_ptx(parity, 1, 1, np.zeros(1, np.uint32))
+
+
+@pytest.mark.parametrize(("parity", "passes"), [(0, 0), (1, 1), (2, 0), (-1, 1), (-2, 0), (0x7FFFFFFF, 1)])
+def test_the_lowest_bit_of_a_parity_counts(parity, passes):
+    out = np.full(1, 9, np.uint32)
+    ask = f"mov.b32 %r2, {parity}; mbarrier.test_wait.parity.shared.b64 %p1, [%r1], %r2; selp.u32 %r2, 1, 0, %p1;"
+    run_ptx(BARRIER + init(1) + ask + "ld.param.u64 %rd1, [p0]; st.global.u32 [%rd1], %r2; ret;", 1, 1, out)
+    assert out[0] == passes
 
 
 def test_try_wait_may_return_false():
