@@ -96,11 +96,11 @@ class TensorMap:
         fill: what a load gives for elements outside the tensor, 'zero' or 'nan' (floating-point types only).
         interleave: 'none'; the 16- and 32-byte channel layouts are not supported.
         dtype: the engine's element type if it is not the array's own, of the same size ('tfloat32' of a
-        float32 array).
+            float32 array).
         transpose: describe `array.T`, for a column-major array; box and coordinates are then those of
-        `array.T`.
+            `array.T`.
         overlap: allow dimensions that share memory (stride 0, sliding windows). Only for maps that are loaded
-        from.
+            from.
         store: whether kernels will store through the map; False silences `StoreOverrunWarning`.
 
     Raises:

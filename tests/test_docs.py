@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
@@ -12,61 +13,100 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHELLS = ("sh", "bash", "shell", "console")
+TESTED = {"python", "ptx", "text", *SHELLS}  # of these, ptx and text are there to be read
+NEEDS_GPU = "# needs a GPU"
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
+def blocks(*languages: str) -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         if page.parent.name == "hazards":
             continue  # tests/hazards runs them, in one process: there are more than seventy
-        for number, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)):
+        pattern = rf"^```(?:{'|'.join(languages)})\n(.*?)^```"
+        for number, text in enumerate(re.findall(pattern, page.read_text(), re.S | re.M)):
             found.append((f"{page.relative_to(ROOT)}#{number}", text))
     return found
 
 
-@pytest.mark.parametrize(("name", "text"), blocks("python"), ids=lambda value: value if ".md#" in value else "")
+def named(value: str) -> str:
+    return value if ".md#" in value else ""
+
+
+def run(*command: str, cwd: Path = ROOT, timeout: int = 120) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, timeout=timeout, cwd=cwd
+    )
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize(("name", "text"), blocks("python"), ids=named)
 def test_python_blocks_run(name, text, tmp_path):
     program = tmp_path / "block.py"
     program.write_text(text)
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path
-    )
-    assert done.returncode == 0, f"{name}:\n{done.stderr}"
+    run(str(program), cwd=tmp_path)
 
 
-def commands() -> list[tuple[str, str]]:
+def test_every_block_says_what_it_is():
+    """A block without a language, or of one that nothing here runs, would go untested."""
+    for page in PAGES:
+        for language in re.findall(r"^```([^\n]*)\n.*?^```", page.read_text(), re.S | re.M):
+            assert language in TESTED, f"{page.relative_to(ROOT)} has a block of {language or 'no language'!r}"
+
+
+def commands() -> list:
+    """The lines of all shell blocks; those marked as needing a GPU are skipped where there is none."""
     found = []
-    for name, text in blocks("sh"):
-        found += [(name, line) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    for name, text in blocks(*SHELLS):
+        for line in text.splitlines():
+            if line.strip() and not line.startswith("#"):
+                marks = [pytest.mark.gpu] if NEEDS_GPU in line else []
+                found.append(pytest.param(name, line, marks=marks))
     return found
 
 
-@pytest.mark.parametrize(("name", "line"), commands(), ids=lambda value: value if ".md#" in value else "")
-def test_commands_exist(name, line):
-    """Installing and the tests themselves cannot run within the tests; their parts are checked. The rest is run."""
-    words = [word for word in shlex.split(line) if "=" not in word or word.startswith("-")]
+@pytest.mark.parametrize(("name", "line"), commands(), ids=named)
+def test_commands_run(name, line, tmp_path):
+    """Installing, and the tests themselves, cannot run within the tests: their parts are checked."""
+    words = [word for word in shlex.split(line, comments=True) if "=" not in word or word.startswith("-")]
     if words[:2] == ["pip", "install"]:
         extras = re.findall(r"\[(.*?)\]", words[2])
         known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
         assert set(extras[0].split(",")) <= set(known)
     elif words[:3] == ["python", "-m", "pytest"]:
         assert "-n" in words, "the tests take minutes on one core"
+    elif words[:3] == ["python", "-m", "http.server"]:
+        assert words[3] == "-d", "it would serve the repository"  # and go on for ever
+    elif words[:2] == ["python", "scripts/build_site.py"]:
+        check_options(words)  # test_site.py builds it, and two cannot at once
     else:
-        assert words[0] == "python" and (ROOT / words[1]).exists(), line
-        arguments = words[2:] if "--json" not in words else ["--help"]
-        if words[1] == "scripts/run_all.py" and "--list" not in arguments:
-            arguments = [*arguments, "--quick"]
-        if words[1] == "scripts/measure.py":
-            arguments = ["--help"]  # it needs a GPU
-        done = subprocess.run(
-            [sys.executable, str(ROOT / words[1]), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-            cwd=ROOT,
-        )
-        assert done.returncode == 0, done.stderr
+        assert words[0] == "python", line
+        check_options(words)
+        if "--json" in words:  # not over the results that are kept
+            words[words.index("--json") + 1] = str(tmp_path / "results.json")
+        quick = ["--quick"] if words[1] == "scripts/run_all.py" and "--list" not in words else []
+        run(*words[1:], *quick, timeout=600)
+
+
+@functools.cache
+def help_of(script: str) -> str:
+    return run(script, "--help")
+
+
+def check_options(words: list[str]) -> None:
+    """See that the script exists and knows the options."""
+    assert (ROOT / words[1]).exists(), f"there is no {words[1]}"
+    for option in words[2:]:
+        if option.startswith("-"):
+            assert re.search(rf"{re.escape(option)}\b", help_of(words[1])), f"{words[1]} has no option {option}"
+
+
+def test_commands_in_the_text_exist():
+    for page in PAGES:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+        for command in re.findall(r"`(python scripts/[^`]*)`", prose):
+            check_options(command.split())
 
 
 def test_links_lead_somewhere():
@@ -77,11 +117,6 @@ def test_links_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
 
-def test_tables_are_made_from_the_results():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "update_tables.py"), "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"run scripts/update_tables.py: {done.stdout}{done.stderr}"
+@pytest.mark.parametrize("script", ["update_tables", "ptx_pages"])
+def test_what_is_made_is_up_to_date(script):
+    run(f"scripts/{script}.py", "--check")
