@@ -19,6 +19,7 @@ from ... import dtypes, ptx
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
 _CUBIC = 0.044715
 _TWO_ROOTS = 2 * float(np.sqrt(2 / np.pi))
+_LOG2_E = float(np.log2(np.e))
 
 
 def activation_reference(name: str, x: np.ndarray) -> np.ndarray:
@@ -51,8 +52,8 @@ def check_activation(name: str) -> None:
 def make_activation(name: str) -> Callable:
     """A device function of one float32: 'none', 'relu', 'gelu' (with tanh) or 'silu'.
 
-    GELU and SiLU are x / (1 + exp(-z)): (1 + tanh(z / 2)) / 2 is that quotient without its numerator. Their exponential
-    and quotient are the fast ones, some 2**-21 off, which no output type but float32 shows.
+    GELU and SiLU are x / (1 + exp(-z)): (1 + tanh(z / 2)) / 2 is that quotient without its numerator. Exponential and
+    reciprocal are the special function unit's, some 2**-21 off, which no output type but float32 shows.
 
     Raises:
         ValueError: there is no such activation.
@@ -68,13 +69,17 @@ def make_activation(name: str) -> Callable:
         return float32(0) if x < float32(0) else x  # a NaN stays one
 
     @cuda.jit(device=True, forceinline=True)
+    def sigmoid(x):
+        return ptx.rcp_approx_ftz_f32(float32(1) + ptx.ex2_approx_ftz_f32(x * float32(-_LOG2_E)))
+
+    @cuda.jit(device=True, forceinline=True)
     def silu(x):
-        return cuda.libdevice.fast_fdividef(x, float32(1) + cuda.libdevice.fast_expf(-x))
+        return x * sigmoid(x)
 
     @cuda.jit(device=True, forceinline=True)
     def gelu(x):
         z = float32(_TWO_ROOTS) * (x + float32(_CUBIC) * x * x * x)
-        return cuda.libdevice.fast_fdividef(x, float32(1) + cuda.libdevice.fast_expf(-z))
+        return x * sigmoid(z)
 
     return {"none": none, "relu": relu, "gelu": gelu, "silu": silu}[name]
 
@@ -101,26 +106,44 @@ def make_pack(out_dtype: object) -> Callable:
     return functions[name]
 
 
-def make_store_both(out_dtype: object) -> Callable:
-    """store_both(address, x0, x1): two float32 as neighbours of `out_dtype` at a global address, aligned to both.
+def make_stores(out_dtype: object) -> tuple[Callable, Callable, Callable]:
+    """Device functions of (address, x0, x1) that round and store both, x0 alone at it, x1 alone one element behind it.
+
+    Storing both at once takes an address aligned to both.
 
     Raises:
         ValueError: the type is not float16, bfloat16 or float32.
     """
+
+    @cuda.jit(device=True, forceinline=True)
+    def both_f32(address, x0, x1):
+        ptx.st_global_v2_f32(address, x0, x1)
+
+    @cuda.jit(device=True, forceinline=True)
+    def first_f32(address, x0, x1):
+        ptx.st_global_f32(address, x0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def second_f32(address, x0, x1):
+        ptx.st_global_f32(address + uint64(4), x1)
+
     if dtypes.lookup(out_dtype).name == "float32":
-
-        @cuda.jit(device=True, forceinline=True)
-        def store_both(address, x0, x1):
-            ptx.st_global_v2_f32(address, x0, x1)
-
-        return store_both
+        return both_f32, first_f32, second_f32
     pack = make_pack(out_dtype)
 
     @cuda.jit(device=True, forceinline=True)
-    def store_both_packed(address, x0, x1):
+    def both(address, x0, x1):
         ptx.st_global_u32(address, pack(x0, x1))
 
-    return store_both_packed
+    @cuda.jit(device=True, forceinline=True)
+    def first(address, x0, x1):
+        ptx.st_global_u16(address, pack(x0, x1))
+
+    @cuda.jit(device=True, forceinline=True)
+    def second(address, x0, x1):
+        ptx.st_global_u16(address + uint64(2), pack(x0, x1) >> uint32(16))
+
+    return both, first, second
 
 
 def make_direct_store(out_dtype: object, activation: str = "none", has_bias: bool = False) -> Callable:
@@ -139,26 +162,27 @@ def make_direct_store(out_dtype: object, activation: str = "none", has_bias: boo
         ValueError: no such activation, or another output type.
     """
     activate = make_activation(activation)
-    store_both = make_store_both(out_dtype)
+    store_both, store_first, store_second = make_stores(out_dtype)
     itemsize = dtypes.lookup(out_dtype).size
     misaligned = 2 * itemsize - 1
 
     @cuda.jit(device=True, forceinline=True)
     def store_pair(out, row, column, x0, x1, bias):
-        if row < out.shape[0] and column < out.shape[1]:
+        rows, columns = uint32(out.shape[0]), uint32(out.shape[1])
+        if row < rows and column < columns:
             second = uint32(column + uint32(1))
-            both = second < out.shape[1]
+            both = second < columns
             if has_bias:
                 x0 += float32(bias[column])
-                if both:
-                    x1 += float32(bias[second])
+                x1 += float32(bias[second]) if both else float32(0)
             x0, x1 = activate(x0), activate(x1)
             start, stride = ptx.global_address(out), uint64(out.strides[0])
-            if both and (start | stride) & uint64(misaligned) == 0:
-                store_both(start + uint64(row) * stride + uint64(column) * uint64(itemsize), x0, x1)
+            address = start + uint64(row) * stride + uint64(column) * uint64(itemsize)
+            if both and uint32(start | stride) & uint32(misaligned) == 0:
+                store_both(address, x0, x1)
             else:
-                out[row, column] = x0
+                store_first(address, x0, x1)
                 if both:
-                    out[row, second] = x1
+                    store_second(address, x0, x1)
 
     return store_pair
