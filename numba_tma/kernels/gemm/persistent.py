@@ -1,7 +1,6 @@
 """Steps 8 to 10: blocks that stay, in an order that the L2 cache likes; clusters that share tiles; results by TMA.
 
-All three are the kernel of step 7, two consumer warpgroups behind a producer warp, and differ from it and from each
-other in what their names say.
+Each is the kernel before it, from step 7 on, and one idea.
 """
 
 from __future__ import annotations
@@ -16,11 +15,19 @@ from ... import dtypes, ptx
 from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait, ring
 from ...shared import Barriers, Shared, Tiles
-from ...warpgroup import k_elements, make_product
-
-GROUP = 128  # threads of a warpgroup
-PRODUCER_REGISTERS = 40
-CONSUMER_REGISTERS = 232
+from ...unroll import unroll
+from ...warpgroup import ROW_BYTES, k_elements, make_product
+from .epilogue import make_pack
+from .warpgroup import (
+    BOX_COLUMNS,
+    CONSUMER_REGISTERS,
+    GROUP_ROWS,
+    PRODUCER_REGISTERS,
+    WARPGROUP,
+    make_fetch,
+    make_finish,
+    make_store,
+)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -29,98 +36,311 @@ def tile_of(index, tiles_m, tiles_n, band):
 
     Blocks that run at the same time then read few different rows of A and B, which stay in the L2 cache.
     """
-    per_band = uint32(band) * tiles_n
+    per_band = uint32(uint32(band) * uint32(tiles_n))
     first = uint32(index // per_band) * uint32(band)
     within = uint32(index % per_band)
-    rows = min(uint32(tiles_m - first), uint32(band))
-    return uint32(first + within % rows), uint32(within // rows)
+    rows = min(uint32(uint32(tiles_m) - first), uint32(band))
+    column = uint32(within // rows)
+    return uint32(first + within - column * rows), column
 
 
 @functools.cache
-def make_store_tile(columns: int, out_dtype: object, threads: int = GROUP) -> Callable:
-    """Make `store_tile(accumulator, c_map, tiles, thread, barrier, row, column)`: a warpgroup's 64 x `columns` by TMA.
-
-    64 columns at a time are rounded, written to shared memory with the swizzle by stmatrix, and handed to the copy
-    engine, alternately from two tiles, so that the next 64 are written while the last are copied.
-    """
-    name = dtypes.lookup(out_dtype).name
-    pack = {"bfloat16": ptx.cvt_rn_bf16x2_f32, "float16": ptx.cvt_rn_f16x2_f32}[name]
-    chunks = columns // 64
-
-    @cuda.jit(device=True, forceinline=True)
-    def store_tile(accumulator, c_map, tile0, tile1, thread, barrier, row, column):
-        lane = uint32(thread % uint32(32))
-        tile_row = uint32(thread // uint32(32) * uint32(16) + lane % uint32(16))
-        right = uint32(lane // uint32(16))  # which eight of sixteen columns this lane's address is for
-        swizzle = uint32(lane % uint32(8))
-        for chunk in range(chunks):
-            tile = tile0 if chunk % 2 == 0 else tile1
-            if thread == 0:
-                ptx.cp_async_bulk_wait_group_read(1)  # the copy before last has read this tile
-            ptx.bar_sync(barrier, threads)
-            line = uint32(tile + tile_row * uint32(128))
-            for part in range(4):
-                i = 32 * chunk + 8 * part
-                place = uint32(line + ((uint32(2 * part) + right) ^ swizzle) * uint32(16))
-                ptx.stmatrix_sync_x4(
-                    place,
-                    pack(accumulator[i + 1], accumulator[i]),
-                    pack(accumulator[i + 3], accumulator[i + 2]),
-                    pack(accumulator[i + 5], accumulator[i + 4]),
-                    pack(accumulator[i + 7], accumulator[i + 6]),
-                )
-            ptx.fence_proxy_async_shared_cta()
-            ptx.bar_sync(barrier, threads)
-            if thread == 0:
-                ptx.cp_async_bulk_tensor_2d_global_shared(c_map, uint32(column + uint32(64 * chunk)), row, tile)
-                ptx.cp_async_bulk_commit_group()
-
-    return store_tile
-
-
-@functools.cache
-def make_store(
+def make_persistent(
     dtype: str,
     out_dtype: str,
     b_major: str = "k",
+    activation: str = "none",
+    has_bias: bool = False,
     columns: int = 256,
     stages: int = 4,
-    cluster: int = 2,
-    band: int = 8,
+    band: int = 16,
 ) -> Kernel:
-    consumers = 2
+    """Step 8: as many blocks as SMs, each with many tiles: the producer fetches the next while this one is stored."""
+    rows = 2 * GROUP_ROWS
     accumulators = columns // 2
     depth = k_elements(dtype)
-    slice_columns = columns // cluster
-    a_bytes, b_bytes = 64 * consumers * 128, columns * 128
-    slice_bytes = slice_columns * 128
-    stage_bytes = a_bytes + b_bytes
-    arrivals = consumers * cluster
-    everyone = (1 << cluster) - 1
-    rows = 64 * consumers
+    fetch = make_fetch(rows, columns, dtype, b_major)
     product = make_product(columns, dtype, b_major)
     wait_group = getattr(ptx, f"wgmma_wait_group_m64n{columns}_f32")
-    store_tile = make_store_tile(columns, out_dtype)
+    store = make_store(columns, out_dtype, activation, has_bias)
     smem = Shared(
         a=Tiles(stages, (rows, depth), dtype, swizzle="128B"),
         b=Tiles(stages, (columns, depth), dtype, swizzle="128B"),
-        c=Tiles(2 * consumers, (64, 64), out_dtype, swizzle="128B"),
         full=Barriers(stages),
         empty=Barriers(stages),
     )
 
-    @cuda.jit(device=True, forceinline=True)
-    def release(stage, thread):
-        """Tell every block of the cluster that this warpgroup has done with a stage: each filled a part of it."""
-        if thread < cluster:
-            ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[stage], thread))
-
-    @kernel(threads=GROUP * (consumers + 1), shared=smem, cluster=cluster)
-    def gemm_store(a_map, b_map, c_map, tiles_m, tiles_n, k_blocks):
-        rank = ptx.cluster_ctarank()
+    @kernel(threads=3 * WARPGROUP, shared=smem)
+    def gemm_persistent(a_map, b_map, c, bias, tiles_m, tiles_n, k_blocks):
         thread = uint32(cuda.threadIdx.x)
-        first = uint32(cuda.blockIdx.x // uint32(cluster))
-        step = uint32(cuda.gridDim.x // uint32(cluster))
+        tiles = uint32(tiles_m * tiles_n)
+        if thread == 0:
+            for stage in range(stages):
+                ptx.mbarrier_init(smem.full[stage], 1)
+                ptx.mbarrier_init(smem.empty[stage], 2)
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+
+        use = uint32(0)  # of the ring, through all tiles
+        if thread < WARPGROUP:
+            ptx.setmaxnreg_dec(PRODUCER_REGISTERS)
+            if thread == 0:
+                for tile in range(cuda.blockIdx.x, tiles, cuda.gridDim.x):
+                    m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+                    row, column = m * uint32(rows), n * uint32(columns)
+                    for block in range(k_blocks):
+                        stage, phase = ring(use, stages)
+                        use = uint32(use + uint32(1))
+                        mbarrier_wait(smem.empty[stage], phase ^ uint32(1))
+                        k = uint32(uint32(block) * uint32(depth))
+                        fetch(smem.a[stage], smem.b[stage], a_map, b_map, row, column, k, smem.full[stage])
+        else:
+            ptx.setmaxnreg_inc(CONSUMER_REGISTERS)
+            group = uint32(thread // uint32(WARPGROUP) - uint32(1))
+            thread = uint32(thread % uint32(WARPGROUP))
+            mine = uint32(group * uint32(GROUP_ROWS * ROW_BYTES))
+            accumulator = cuda.local.array(accumulators, float32)
+            for tile in range(cuda.blockIdx.x, tiles, cuda.gridDim.x):
+                m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+                for block in range(k_blocks):
+                    stage, phase = ring(use, stages)
+                    mbarrier_wait(smem.full[stage], phase)
+                    a, b = uint32(ptx.shared_address(smem.a[stage]) + mine), ptx.shared_address(smem.b[stage])
+                    product(accumulator, a, b, block > 0)
+                    wait_group(accumulator, 1)
+                    if block > 0 and thread == 0:
+                        before, _ = ring(uint32(use - uint32(1)), stages)
+                        ptx.mbarrier_arrive(smem.empty[before])
+                    use = uint32(use + uint32(1))
+                wait_group(accumulator, 0)
+                if thread == 0:
+                    before, _ = ring(uint32(use - uint32(1)), stages)
+                    ptx.mbarrier_arrive(smem.empty[before])
+                row = uint32(m * uint32(rows) + group * uint32(GROUP_ROWS))
+                store(accumulator, c, bias, thread, row, n * uint32(columns))
+
+    return gemm_persistent
+
+
+@functools.cache
+def make_fetch_shared(rows: int, columns: int, dtype: str, b_major: str, cluster: int) -> Callable:
+    """As warpgroup.make_fetch for a cluster: the block fetches its own rows of A and, for all, its part of B."""
+    depth = k_elements(dtype)
+    nbytes = (rows + columns) * ROW_BYTES
+    part = columns // cluster
+    boxes = part // BOX_COLUMNS
+    box_bytes = depth * ROW_BYTES
+    everyone = (1 << cluster) - 1
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(a_tile, b_tile, a_map, b_map, row, column, k, bar, rank):
+        ptx.mbarrier_arrive_expect_tx(bar, nbytes)
+        ptx.cp_async_bulk_tensor_2d_shared_global(a_tile, a_map, k, row, bar)
+        place = uint32(ptx.shared_address(b_tile) + rank * uint32(part * ROW_BYTES))
+        first = uint32(column + rank * uint32(part))
+        ptx.cp_async_bulk_tensor_2d_shared_global_multicast(place, b_map, k, first, bar, everyone)
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch_by_columns(a_tile, b_tile, a_map, b_map, row, column, k, bar, rank):
+        ptx.mbarrier_arrive_expect_tx(bar, nbytes)
+        ptx.cp_async_bulk_tensor_2d_shared_global(a_tile, a_map, k, row, bar)
+        for i in range(boxes):
+            box = uint32(rank * uint32(boxes) + uint32(i))
+            place = uint32(ptx.shared_address(b_tile) + box * uint32(box_bytes))
+            first = uint32(column + box * uint32(BOX_COLUMNS))
+            ptx.cp_async_bulk_tensor_2d_shared_global_multicast(place, b_map, first, k, bar, everyone)
+
+    return fetch if b_major == "k" else fetch_by_columns
+
+
+@functools.cache
+def make_multicast(
+    dtype: str,
+    out_dtype: str,
+    b_major: str = "k",
+    activation: str = "none",
+    has_bias: bool = False,
+    columns: int = 256,
+    stages: int = 4,
+    band: int = 8,
+    cluster: int = 2,
+) -> Kernel:
+    """Step 9: blocks one below the other need the same tile of B: each fetches a part of it, for all of the cluster."""
+    rows = 2 * GROUP_ROWS
+    accumulators = columns // 2
+    arrivals = 2 * cluster
+    depth = k_elements(dtype)
+    fetch = make_fetch_shared(rows, columns, dtype, b_major, cluster)
+    product = make_product(columns, dtype, b_major)
+    wait_group = getattr(ptx, f"wgmma_wait_group_m64n{columns}_f32")
+    store = make_store(columns, out_dtype, activation, has_bias)
+    smem = Shared(
+        a=Tiles(stages, (rows, depth), dtype, swizzle="128B"),
+        b=Tiles(stages, (columns, depth), dtype, swizzle="128B"),
+        full=Barriers(stages),
+        empty=Barriers(stages),
+    )
+
+    @kernel(threads=3 * WARPGROUP, shared=smem, cluster=cluster)
+    def gemm_multicast(a_map, b_map, c, bias, tiles_m, tiles_n, k_blocks):
+        thread = uint32(cuda.threadIdx.x)
+        rank = ptx.cluster_ctarank()
+        first, step = uint32(cuda.blockIdx.x) // uint32(cluster), uint32(cuda.gridDim.x) // uint32(cluster)
+        tiles = uint32(tiles_m * tiles_n)  # of a cluster: its blocks' tiles are one below the other
+        if thread == 0:
+            for stage in range(stages):
+                ptx.mbarrier_init(smem.full[stage], 1)
+                ptx.mbarrier_init(smem.empty[stage], arrivals)
+            ptx.fence_mbarrier_init()
+        ptx.barrier_cluster_arrive()
+        ptx.barrier_cluster_wait()
+
+        use = uint32(0)
+        if thread < WARPGROUP:
+            ptx.setmaxnreg_dec(PRODUCER_REGISTERS)
+            if thread == 0:
+                for tile in range(first, tiles, step):
+                    m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+                    row, column = uint32((m * uint32(cluster) + rank) * uint32(rows)), n * uint32(columns)
+                    for block in range(k_blocks):
+                        stage, phase = ring(use, stages)
+                        use = uint32(use + uint32(1))
+                        mbarrier_wait(smem.empty[stage], phase ^ uint32(1))
+                        k = uint32(uint32(block) * uint32(depth))
+                        fetch(smem.a[stage], smem.b[stage], a_map, b_map, row, column, k, smem.full[stage], rank)
+        else:
+            ptx.setmaxnreg_inc(CONSUMER_REGISTERS)
+            group = uint32(thread // uint32(WARPGROUP) - uint32(1))
+            thread = uint32(thread % uint32(WARPGROUP))
+            mine = uint32(group * uint32(GROUP_ROWS * ROW_BYTES))
+            accumulator = cuda.local.array(accumulators, float32)
+            for tile in range(first, tiles, step):
+                m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+                for block in range(k_blocks):
+                    stage, phase = ring(use, stages)
+                    mbarrier_wait(smem.full[stage], phase)
+                    a, b = uint32(ptx.shared_address(smem.a[stage]) + mine), ptx.shared_address(smem.b[stage])
+                    product(accumulator, a, b, block > 0)
+                    wait_group(accumulator, 1)
+                    if block > 0 and thread < cluster:  # every block filled a part of this one's stage
+                        before, _ = ring(uint32(use - uint32(1)), stages)
+                        ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[before], thread))
+                    use = uint32(use + uint32(1))
+                wait_group(accumulator, 0)
+                if thread < cluster:
+                    before, _ = ring(uint32(use - uint32(1)), stages)
+                    ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[before], thread))
+                row = uint32((m * uint32(cluster) + rank) * uint32(rows) + group * uint32(GROUP_ROWS))
+                store(accumulator, c, bias, thread, row, n * uint32(columns))
+        ptx.barrier_cluster_arrive()  # no block leaves while a peer may still arrive at its barriers
+        ptx.barrier_cluster_wait()
+
+    return gemm_multicast
+
+
+@functools.cache
+def make_staged_store(columns: int, out_dtype: str, activation: str, has_bias: bool) -> Callable:
+    """Make `store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, column, width)`: 64 x `columns` by TMA.
+
+    128 bytes of every row at a time are finished, written to shared memory with the swizzle, and handed to the copy
+    engine; from two tiles in turn, so that the next are written while the last are copied. `barrier` is a named
+    barrier of this warpgroup's own, `width` C's columns, beyond which there is no bias.
+    """
+    itemsize = dtypes.lookup(out_dtype).size
+    chunk_columns = ROW_BYTES // itemsize
+    chunks = columns // chunk_columns
+    finish = make_finish(columns, activation, has_bias)
+    wide = itemsize == 4
+    pack = None if wide else make_pack(out_dtype)
+
+    @cuda.jit(device=True, forceinline=True)
+    def write_packed(accumulator, chunk, tile, lane, warp):
+        """A warp's 16 rows of 64 columns of 16 bits, by stmatrix: 16 columns at a time, lane i having the address of
+        row i % 16 and eight columns."""
+        line = uint32(tile + (warp * uint32(16) + lane % uint32(16)) * uint32(ROW_BYTES))
+        swizzle, right = lane % uint32(8), lane // uint32(16)
+        for part in range(4):
+            unroll()
+            i = 32 * chunk + 8 * part
+            place = uint32(line + ((uint32(2 * part) + right) ^ swizzle) * uint32(16))
+            ptx.stmatrix_sync_x4(
+                place,
+                pack(accumulator[i], accumulator[i + 1]),
+                pack(accumulator[i + 2], accumulator[i + 3]),
+                pack(accumulator[i + 4], accumulator[i + 5]),
+                pack(accumulator[i + 6], accumulator[i + 7]),
+            )
+
+    @cuda.jit(device=True, forceinline=True)
+    def write_wide(accumulator, chunk, tile, lane, warp):
+        """A warp's 16 rows of 32 columns of 32 bits, two columns at a time."""
+        top = uint32(tile + (warp * uint32(16) + lane // uint32(4)) * uint32(ROW_BYTES))
+        swizzle, within = lane // uint32(4), lane % uint32(4)
+        for part in range(4):
+            unroll()
+            i = 16 * chunk + 4 * part
+            unit = (uint32(2 * part) + within // uint32(2)) ^ swizzle
+            place = uint32(top + unit * uint32(16) + within % uint32(2) * uint32(8))
+            ptx.st_shared_v2_f32(place, accumulator[i], accumulator[i + 1])
+            ptx.st_shared_v2_f32(uint32(place + uint32(8 * ROW_BYTES)), accumulator[i + 2], accumulator[i + 3])
+
+    write = write_wide if wide else write_packed
+
+    @cuda.jit(device=True, forceinline=True)
+    def store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, column, width):
+        finish(accumulator, bias, thread, column, width)
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        for chunk in range(chunks):
+            unroll()
+            tile = ptx.shared_address(tile0 if chunk % 2 == 0 else tile1)
+            x = uint32(column + uint32(chunk * chunk_columns))
+            if thread == 0:
+                ptx.cp_async_bulk_wait_group_read(1)  # the copy before the last has read this tile
+            ptx.bar_sync(barrier, WARPGROUP)
+            write(accumulator, chunk, tile, lane, warp)
+            ptx.fence_proxy_async_shared_cta()
+            ptx.bar_sync(barrier, WARPGROUP)
+            if thread == 0:
+                ptx.cp_async_bulk_tensor_2d_global_shared(c_map, x, row, tile)
+                ptx.cp_async_bulk_commit_group()
+
+    return store
+
+
+@functools.cache
+def make_store_by_tma(
+    dtype: str,
+    out_dtype: str,
+    b_major: str = "k",
+    activation: str = "none",
+    has_bias: bool = False,
+    columns: int = 256,
+    stages: int = 4,
+    band: int = 8,
+    cluster: int = 2,
+) -> Kernel:
+    """Step 10: results go through shared memory, and TMA carries them away while the next tile is multiplied."""
+    rows = 2 * GROUP_ROWS
+    accumulators = columns // 2
+    arrivals = 2 * cluster
+    depth = k_elements(dtype)
+    fetch = make_fetch_shared(rows, columns, dtype, b_major, cluster)
+    product = make_product(columns, dtype, b_major)
+    wait_group = getattr(ptx, f"wgmma_wait_group_m64n{columns}_f32")
+    store = make_staged_store(columns, out_dtype, activation, has_bias)
+    smem = Shared(
+        a=Tiles(stages, (rows, depth), dtype, swizzle="128B"),
+        b=Tiles(stages, (columns, depth), dtype, swizzle="128B"),
+        c=Tiles(4, (GROUP_ROWS, ROW_BYTES // dtypes.lookup(out_dtype).size), out_dtype, swizzle="128B"),
+        full=Barriers(stages),
+        empty=Barriers(stages),
+    )
+
+    @kernel(threads=3 * WARPGROUP, shared=smem, cluster=cluster)
+    def gemm_store_by_tma(a_map, b_map, c_map, bias, width, tiles_m, tiles_n, k_blocks):
+        thread = uint32(cuda.threadIdx.x)
+        rank = ptx.cluster_ctarank()
+        first, step = uint32(cuda.blockIdx.x) // uint32(cluster), uint32(cuda.gridDim.x) // uint32(cluster)
         tiles = uint32(tiles_m * tiles_n)
         if thread == 0:
             for stage in range(stages):
@@ -130,65 +350,49 @@ def make_store(
         ptx.barrier_cluster_arrive()
         ptx.barrier_cluster_wait()
 
-        if thread < GROUP:
+        use = uint32(0)
+        if thread < WARPGROUP:
             ptx.setmaxnreg_dec(PRODUCER_REGISTERS)
             if thread == 0:
-                use = uint32(0)
-                for index in range(first, tiles, step):
-                    m, n = tile_of(uint32(index), tiles_m, tiles_n, band)
-                    row = uint32((m * uint32(cluster) + rank) * uint32(rows))
-                    column = uint32(n * uint32(columns) + rank * uint32(slice_columns))
-                    for k in range(k_blocks):
+                for tile in range(first, tiles, step):
+                    m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+                    row, column = uint32((m * uint32(cluster) + rank) * uint32(rows)), n * uint32(columns)
+                    for block in range(k_blocks):
                         stage, phase = ring(use, stages)
                         use = uint32(use + uint32(1))
                         mbarrier_wait(smem.empty[stage], phase ^ uint32(1))
-                        bar = smem.full[stage]
-                        ptx.mbarrier_arrive_expect_tx(bar, stage_bytes)
-                        at = uint32(uint32(k) * uint32(depth))
-                        ptx.cp_async_bulk_tensor_2d_shared_global(smem.a[stage], a_map, at, row, bar)
-                        ptx.cp_async_bulk_tensor_2d_shared_global_multicast(
-                            uint32(ptx.shared_address(smem.b[stage]) + rank * uint32(slice_bytes)),
-                            b_map,
-                            at,
-                            column,
-                            bar,
-                            everyone,
-                        )
+                        k = uint32(uint32(block) * uint32(depth))
+                        fetch(smem.a[stage], smem.b[stage], a_map, b_map, row, column, k, smem.full[stage], rank)
         else:
             ptx.setmaxnreg_inc(CONSUMER_REGISTERS)
-            group = uint32(thread // uint32(GROUP) - uint32(1))
-            thread = uint32(thread % uint32(GROUP))
+            group = uint32(thread // uint32(WARPGROUP) - uint32(1))
+            thread = uint32(thread % uint32(WARPGROUP))
+            mine = uint32(group * uint32(GROUP_ROWS * ROW_BYTES))
+            tile0 = smem.c[uint32(group * uint32(2))]
+            tile1 = smem.c[uint32(group * uint32(2) + uint32(1))]
             accumulator = cuda.local.array(accumulators, float32)
-            use = uint32(0)
-            for index in range(first, tiles, step):
-                m, n = tile_of(uint32(index), tiles_m, tiles_n, band)
-                for k in range(k_blocks):
+            for tile in range(first, tiles, step):
+                m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+                for block in range(k_blocks):
                     stage, phase = ring(use, stages)
                     mbarrier_wait(smem.full[stage], phase)
-                    a = uint32(ptx.shared_address(smem.a[stage]) + group * uint32(64 * 128))
-                    product(accumulator, a, ptx.shared_address(smem.b[stage]), k > 0)
+                    a, b = uint32(ptx.shared_address(smem.a[stage]) + mine), ptx.shared_address(smem.b[stage])
+                    product(accumulator, a, b, block > 0)
                     wait_group(accumulator, 1)
-                    if k > 0:
+                    if block > 0 and thread < cluster:
                         before, _ = ring(uint32(use - uint32(1)), stages)
-                        release(before, thread)
+                        ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[before], thread))
                     use = uint32(use + uint32(1))
                 wait_group(accumulator, 0)
-                before, _ = ring(uint32(use - uint32(1)), stages)
-                release(before, thread)
-                row = uint32((m * uint32(cluster) + rank) * uint32(rows) + group * uint32(64))
-                store_tile(
-                    accumulator,
-                    c_map,
-                    ptx.shared_address(smem.c[group * uint32(2)]),
-                    ptx.shared_address(smem.c[group * uint32(2) + uint32(1)]),
-                    thread,
-                    group + uint32(1),
-                    row,
-                    n * uint32(columns),
-                )
+                if thread < cluster:
+                    before, _ = ring(uint32(use - uint32(1)), stages)
+                    ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[before], thread))
+                row = uint32((m * uint32(cluster) + rank) * uint32(rows) + group * uint32(GROUP_ROWS))
+                barrier = uint32(group + uint32(1))
+                store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, n * uint32(columns), width)
             if thread == 0:
                 ptx.cp_async_bulk_wait_group(0)
-        ptx.barrier_cluster_arrive()  # a peer's arrivals may still be on their way here
+        ptx.barrier_cluster_arrive()
         ptx.barrier_cluster_wait()
 
-    return gemm_store
+    return gemm_store_by_tma
