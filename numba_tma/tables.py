@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,20 @@ def _records(results: Path, problem: str | None = None) -> list[dict]:
     return [record for record in records if problem in (None, record["problem"])]
 
 
-def _options(record: dict) -> str:
+def options_in_words(options: Mapping[str, Any]) -> str:
     """Options as a reader would write them: tiles as 16×128."""
-    words = [f"{k} {'×'.join(map(str, v)) if isinstance(v, list) else v}" for k, v in record["options"].items()]
-    return ", ".join(words)
+    return ", ".join(f"{k} {'×'.join(map(str, v)) if isinstance(v, list) else v}" for k, v in options.items())
+
+
+def cases(records: Iterable[dict]) -> list[list[dict]]:
+    """Records of one problem by case: those of one shape and type that were run together, each variant once."""
+    groups: list[list[dict]] = []
+    for record in records:
+        alike = groups and all(groups[-1][0][key] == record[key] for key in ("shape", "dtype"))
+        if not alike or record["variant"] in [other["variant"] for other in groups[-1]]:
+            groups.append([])
+        groups[-1].append(record)
+    return groups
 
 
 def _speed(problem: str) -> Callable[[Path], str]:
@@ -62,7 +72,7 @@ def _speed(problem: str) -> Callable[[Path], str]:
                     "×".join(map(str, r["shape"])),
                     r["dtype"],
                     f"`{r['variant']}`",
-                    _options(r),
+                    options_in_words(r["options"]),
                     seconds(r["seconds"]),
                     f"{r['gb_per_s']:,.0f}",
                     f"{r['share_of_device_copy']:.1%}",
@@ -82,7 +92,7 @@ def _all_records(results: Path) -> str:
                 f"{r['problem']}.{r['variant']}",
                 "×".join(map(str, r["shape"])),
                 r["dtype"],
-                _options(r),
+                options_in_words(r["options"]),
                 "yes" if r["ok"] else r["reason"],
                 "" if r["error"] is None else f"{r['error']:.1e}" if r["error"] else "0",
                 seconds(r["seconds"]),
@@ -120,7 +130,9 @@ def _sweep(results: Path) -> str:
         best.setdefault(r["variant"], r)
     rows = []
     for variant, r in best.items():
-        rows.append([f"`{variant}`", _options(r), seconds(r["seconds"]), f"{r['share_of_device_copy']:.1%}"])
+        rows.append(
+            [f"`{variant}`", options_in_words(r["options"]), seconds(r["seconds"]), f"{r['share_of_device_copy']:.1%}"]
+        )
     return _table(rows, ["variant", "best of the sweep at 16384²", "time", "of device copy"])
 
 

@@ -1,0 +1,128 @@
+"""The pictures say what the simulator and the results say."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numba_tma.pictures import fill, pictures, results, swizzle
+from numba_tma.pictures.svg import Picture
+from numba_tma.sim.descriptor import Swizzle
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return pictures(RESULTS)
+
+
+def test_what_is_checked_in_is_what_is_made(made):
+    kept = {path.name: path.read_text() for path in (ROOT / "docs" / "pictures").iterdir()}
+    assert kept.keys() == made.keys(), "run scripts/make_pictures.py"
+    stale = [name for name, text in made.items() if kept[name] != text]
+    assert not stale, f"run scripts/make_pictures.py: {', '.join(stale)}"
+
+
+def test_every_picture_is_sound(made):
+    """It parses, names itself, has a colour for every class in both surroundings, and nothing off the card."""
+    for name, text in made.items():
+        root = ElementTree.fromstring(text)
+        width, height = float(root.get("width")), float(root.get("height"))
+        assert root.find(f"{SVG}title").text and root.find(f"{SVG}desc").text, name
+        style = root.find(f"{SVG}style").text
+        dark = style.split("@media (prefers-color-scheme:dark)")[1]
+        for element in root.iter():
+            for word in (element.get("class") or "").split():
+                assert f".{word}{{" in style, f"{name}: {word} has no style"
+            assert element.get("fill") is None and element.get("style") is None, f"{name}: a colour without a class"
+            if element.tag in (f"{SVG}rect", f"{SVG}text"):
+                assert 0 <= float(element.get("x")) <= width and 0 <= float(element.get("y")) <= height, (name, text)
+        assert ".ink{" in dark and ".card{" in dark
+
+
+# Counted by hand. Rows of 128 bytes all begin in bank 0; of 64 bytes, in banks 0 and 16; of 32, in four banks.
+@pytest.mark.parametrize(
+    ("row_bytes", "kind", "expected"),
+    [
+        (128, Swizzle.NONE, (8, 32)),
+        (64, Swizzle.NONE, (4, 16)),
+        (32, Swizzle.NONE, (2, 8)),
+        (128, Swizzle.B128, (1, 4)),
+        (64, Swizzle.B64, (1, 4)),
+        (32, Swizzle.B32, (1, 4)),
+    ],
+)
+def test_bank_conflicts(row_bytes, kind, expected):
+    assert swizzle.costs(row_bytes, kind) == expected
+
+
+def test_passes():
+    assert swizzle.passes(np.arange(32) * 4, 4) == 1
+    assert swizzle.passes(np.zeros(32, int), 4) == 1  # one word for all is no conflict
+    assert swizzle.passes(np.array([0, 128, 256]), 4) == 3
+    assert swizzle.passes(np.array([0, 16, 128]), 16) == 2
+
+
+def test_every_cell_of_a_tile_has_a_place_of_its_own():
+    for row_bytes, kind in [(128, Swizzle.B128), (64, Swizzle.B64), (32, Swizzle.B32)]:
+        places = swizzle.places(row_bytes, kind)
+        assert sorted(places.ravel()) == list(range(0, 32 * row_bytes, 16))
+        assert all(
+            0 <= place - place % 128 - (row * row_bytes) // 128 * 128 < 128
+            for row in range(32)
+            for place in places[row]
+        )
+
+
+@pytest.mark.parametrize("kind", ["zero", "nan"])
+def test_boxes_over_the_edge(rng, kind):
+    array = rng.random((5, 12), np.float32)
+    outside = 0.0 if kind == "zero" else np.nan
+    for row, column in [(0, 0), (-3, -4), (2, 8), (-1, 4), (9, 0), (0, -8)]:
+        padded = np.full((40, 60), outside, np.float32)
+        padded[20:25, 20:32] = array
+        expected = padded[20 + row : 20 + row + fill.ROWS, 20 + column : 20 + column + fill.COLUMNS]
+        np.testing.assert_array_equal(fill.landed(array, column, row, kind), expected)
+
+
+def test_bars_are_as_long_as_the_rates(made):
+    records = [r for r in json.loads((RESULTS / "h200_run_all.json").read_text()) if r["problem"] == "copy"]
+    root = ElementTree.fromstring(results.bars(records))
+    bars = [e for e in root.iter(f"{SVG}rect") if e.get("x") == "288"]
+    rates = [record["gb_per_s"] for record in records]
+    assert len(bars) == len(rates)
+    lengths = np.array([float(bar.get("width")) for bar in bars])
+    np.testing.assert_allclose(lengths / lengths.max(), np.array(rates) / max(rates), atol=2e-4)
+    assert [bar.get("class") for bar in bars[:3]] == ["threads", "threads", "cp_async"]
+
+
+def test_peers_are_drawn_where_there_are_any():
+    records = [r for r in json.loads((RESULTS / "h200_run_all.json").read_text()) if r["problem"] == "copy"][:5]
+    assert "peer" not in results.bars(records)
+    compared = copy.deepcopy(records)
+    compared[-1].update(peer="somebody's copy", ratio_to_peer=0.5)
+    root = ElementTree.fromstring(results.bars(compared))
+    marks = [e for e in root.iter(f"{SVG}rect") if e.get("class") == "peer" and e.get("width") == "3"]
+    bars = [e for e in root.iter(f"{SVG}rect") if e.get("x") == "288"]
+    assert len(marks) == 1
+    # Half as fast as the peer: its mark stands at twice the bar's length.
+    assert float(marks[0].get("x")) + 1.5 - 288 == pytest.approx(2 * float(bars[-1].get("width")), abs=0.3)
+    assert "somebody's copy" in results.bars(compared)
+
+
+def test_text_is_escaped():
+    picture = Picture(10, 10, 'a "title" & more', "x < y")
+    picture.text(1, 2, "a < b & c")
+    root = ElementTree.fromstring(picture.svg())
+    assert [e.text for e in root.iter(f"{SVG}text")] == ["a < b & c"]
+    assert root.get("aria-label") == 'a "title" & more'
+    assert re.search(r"^</svg>\n$", picture.svg(), re.M)
