@@ -64,7 +64,7 @@ class Explanation:
         Raises:
             CompileError: nvdisasm is not installed, or the assembler refused the PTX.
         """
-        return tuple(sass_listing.listings(self.compiled))
+        return tuple(sass_listing.listings(self.compiled, self.ptx))
 
     @functools.cached_property
     def coverage(self) -> Coverage:

@@ -37,15 +37,14 @@ class SassLexer(RegexLexer):
     name = "SASS"
     tokens = {
         "root": [
+            (r"^(@!?U?P(?:\d+|T)\b)?([ ]*)([A-Z][\w.]*)", bygroups(Name.Decorator, Text, Name.Function)),
             (r"\s+", Text),
-            (r"@!?U?P(?:\d+|T)\b", Name.Decorator),
             (r"(\.L[\w.]+)(:)", bygroups(Name.Label, Punctuation)),
             (r"\.L[\w.]+", Name.Label),
             (r"\bU(?:R|P)(?:\d+|Z|T)(?:\.[\w.]+)?", Name.Class),
             (r"\b(?:R|P)(?:\d+|Z|T)(?:\.[\w.]+)?", Name.Variable),
             (r"-?0x[0-9a-fA-F]+|\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b", Number),
             (r"\bSR_[\w.]+|\bc\b|\bdesc\b|\bgdesc\b|\bgsb\d\b|\bSB\d\b", Keyword.Declaration),
-            (r"(?:(?<=^)|(?<=\s))[A-Z][A-Z0-9_]+(?:\.[A-Za-z0-9_]+)*", Name.Function),
             (r"[A-Za-z_][\w.]*", Name),
             (r".", Punctuation),
         ]

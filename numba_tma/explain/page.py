@@ -178,7 +178,9 @@ class _Links:
 
 def _side(explanation: Explanation, rows: _Rows, side: int, links: _Links) -> tuple[str, str]:
     """PTX and SASS of one kernel as list items; its links are added to `links`."""
-    data: dict[str, list] = {name: [] for name in ("chain", "word", "inlined", "guessed", "names", "sass", "sassWord")}
+    data: dict[str, list] = {
+        name: [] for name in ("chain", "word", "inlined", "guessed", "names", "sass", "sassWord", "ordered")
+    }
     links.sides.append(data)
     items: list[str] = []
     where: dict[tuple[str, int], int] = {}
@@ -256,6 +258,8 @@ def _sass(
             if line.mnemonic:
                 meaning = _NEVER if line.text.startswith("@!PT") else sass_meaning(line.mnemonic)
                 word = links.word(line.mnemonic, sass_kind(line.mnemonic), meaning)
+            if line.by_order:
+                data["ordered"].append(len(data["sass"]))
             data["sass"].append(origin if line.mnemonic else -1)
             data["sassWord"].append(word)
             address = f"{line.address:04x}" if line.mnemonic else ""

@@ -1,20 +1,24 @@
 """A cubin's SASS line by line, each instruction with the PTX line that it came from.
 
 With line information the assembler keeps the PTX's own text and lines in the cubin, beside those of Python; nvdisasm
-prints them above the instructions.
+prints them above the instructions. Of wgmma it keeps none (what is printed is that of the instruction before): these
+are placed by their order after the wgmma.fence, where their shape agrees.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ..compile import Compiled, disassemble
+from .ptx_listing import PtxListing
 
 _SECTION = re.compile(r"//-+ \.text\.(\S+)\s+-+$")
 _LINE = re.compile(r'\s*//## File "\.nv_debug_ptx_txt[^"]*", line (\d+)')
 _INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s*$")
 _LABEL = re.compile(r"(\.L\w+|\$\S+):\s*$")
+_WGMMA = ("HGMMA", "IGMMA", "QGMMA", "BGMMA")
 _TARGET = re.compile(r"\.L\w+|\$\S+")
 _MNEMONIC = re.compile(r"(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 
@@ -23,13 +27,15 @@ _MNEMONIC = re.compile(r"(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 class SassLine:
     """One line of SASS: an instruction at `address`, or a label, which has no mnemonic.
 
-    `ptx` is the line of PTX that it came from, in the module that has the function; None where the assembler says none.
+    `ptx` is the line of PTX that it came from, in the module that has the function; None where it is not known.
+    `by_order` says that the assembler does not name it.
     """
 
     text: str
     mnemonic: str = ""
     address: int = 0
     ptx: int | None = None
+    by_order: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,33 @@ class SassListing:
         return tuple(line for line in self.lines if line.mnemonic)
 
 
-def listings(compiled: Compiled) -> list[SassListing]:
-    """The kernel's SASS, then that of the functions that are linked to it."""
+def listings(compiled: Compiled, ptx: Sequence[PtxListing]) -> list[SassListing]:
+    """The kernel's SASS, then that of the functions that are linked to it, with the lines of `ptx`."""
     found = parse(disassemble(compiled.cubin, lines="ptx"))
+    by_name = {listing.name: listing for listing in ptx}
+    found = [_with_wgmma(listing, by_name[listing.name]) if listing.name in by_name else listing for listing in found]
     return sorted(found, key=lambda listing: listing.name != compiled.name)
+
+
+def _with_wgmma(sass: SassListing, ptx: PtxListing) -> SassListing:
+    """With the PTX lines of wgmma.mma_async: the first after a fence in SASS is the first after it in PTX …"""
+    shapes = {
+        line.number: "x".join(found.groups())
+        for line in ptx.instructions
+        if (found := re.match(r"wgmma\.mma_async\..*\bm(\d+)n(\d+)k(\d+)", line.mnemonic))
+    }
+    following: list[int] = []
+    lines = []
+    for line in sass.lines:
+        name = line.mnemonic.split(".")[0]
+        if line.mnemonic.startswith("WARPGROUP.ARRIVE"):
+            following = [number for number in shapes if line.ptx is not None and number > line.ptx]
+        elif name in _WGMMA:
+            number = following.pop(0) if following else None
+            agrees = number is not None and f".{shapes[number]}." in f"{line.mnemonic}."
+            line = replace(line, ptx=number if agrees else None, by_order=True)
+        lines.append(line)
+    return replace(sass, lines=tuple(lines))
 
 
 def parse(text: str) -> list[SassListing]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from pygments.lexer import Lexer
 from tabulate import tabulate
@@ -44,19 +44,22 @@ def text(explanation: Explanation, *, width: int = 160, colour: bool = False) ->
     lines = [*_heading(explanation, painter), "", _counts([explanation])]
     if explanation.coverage.by_use:
         lines += ["", "~ marks PTX of which the compiler names no line: it stands where its result is used."]
-    origins = _origins(explanation)
-    sass: dict[tuple[str, int], list[SassLine]] = {}
+    sass: dict[tuple[str, int | None], list[SassLine]] = {}
     for listing in explanation.sass:
         for line in listing.instructions:
-            if line.ptx is not None:
-                sass.setdefault((listing.name, line.ptx), []).append(line)
+            sass.setdefault((listing.name, line.ptx), []).append(line)
+    origins = _origins(explanation, sass)
     half = max(width - _MARGIN, 2 * _NARROWEST) // 2
     for section in explanation.python:
         lines += ["", *_section_heading(section, painter)]
         coloured = lexers.lines("\n".join(section.lines), lexers.PythonLexer(stripnl=False))
         for number, tokens in enumerate(coloured, section.first):
             lines.append(f"{painter.code(90, f'{number:>{_MARGIN - 1}}')} {painter.line(tokens)}".rstrip())
-            lines += _instructions(origins.get(Place(section.file, number), []), sass, half, painter)
+            lines += _instructions(origins.pop(Place(section.file, number), []), sass, half, painter)
+    homeless = [found for found in origins.values() if found]
+    if homeless:
+        lines += ["", painter.code(1, "of no Python line")]
+        lines += [line for found in homeless for line in _instructions(found, sass, half, painter)]
     return "\n".join(lines) + "\n"
 
 
@@ -96,19 +99,21 @@ def _counts(sides: Sequence[Explanation]) -> str:
     return tabulate(rows, headers)
 
 
-def _origins(explanation: Explanation) -> dict[Place, list[tuple[PtxListing, PtxLine]]]:
-    """The instructions of PTX by the Python line that they came from, the innermost one."""
-    result: dict[Place, list[tuple[PtxListing, PtxLine]]] = {}
+def _origins(
+    explanation: Explanation, sass: Container[tuple[str, int | None]]
+) -> dict[Place | None, list[tuple[PtxListing, PtxLine]]]:
+    """The lines of PTX that are instructions, or became some, by the Python line that they came from, the innermost."""
+    result: dict[Place | None, list[tuple[PtxListing, PtxLine]]] = {}
     for listing in explanation.ptx:
-        for line in listing.instructions:
-            if line.places:
-                result.setdefault(line.places[0], []).append((listing, line))
+        for line in listing.lines:
+            if line.mnemonic or (listing.name, line.number) in sass:
+                result.setdefault(line.places[0] if line.places else None, []).append((listing, line))
     return result
 
 
 def _instructions(
     found: Sequence[tuple[PtxListing, PtxLine]],
-    sass: dict[tuple[str, int], list[SassLine]],
+    sass: dict[tuple[str, int | None], list[SassLine]],
     half: int,
     painter: _Painter,
 ) -> Iterator[str]:

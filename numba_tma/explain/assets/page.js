@@ -252,8 +252,10 @@ function introduce() {
 
 function describe(pane, index) {
   const parts = pane.kind === "python" ? aboutPython(index) : pane.kind === "ptx" ? aboutPtx(pane.side, index) : aboutSass(pane.side, index);
-  inspector.replaceChildren(...parts);
-  inspector.scrollTop = 0;
+  const facts = element("div", "");
+  facts.append(...parts.filter((part) => part.className !== "doc"));
+  inspector.replaceChildren(facts, ...parts.filter((part) => part.className === "doc"));
+  for (const part of inspector.children) part.scrollTop = 0;
 }
 
 function aboutPython(row) {
@@ -293,12 +295,19 @@ function aboutPtx(side, index) {
     parts.push(element("h3", line.textContent.trim()));
     if (chainOf(side, index).length) parts.push(element("p", cameFrom(side, index), "from"));
   }
-  if (doc) parts.push(element("h3", doc[0]), element("pre", doc[1]));
+  if (doc) parts.push(about(doc));
   return parts;
 }
 
+// A function of ptx/: what it is called in Python, and what its file says of it.
+function about([name, text]) {
+  const made = element("div", "", "doc");
+  made.append(element("h3", name), element("pre", text));
+  return made;
+}
+
 function aboutSass(side, index) {
-  const { sassWord, sass, names, inlined } = data.sides[side];
+  const { sassWord, sass, names, inlined, ordered } = data.sides[side];
   if (sassWord[index] < 0) return [element("h3", paneOf("sass", side).lines[index].textContent), element("p", "A place that branches lead to.")];
   const [mnemonic, kind, meaning] = data.words[sassWord[index]];
   const parts = [element("h3", mnemonic), element("span", kind, "kind")];
@@ -306,9 +315,12 @@ function aboutSass(side, index) {
   const origin = sass[index];
   if (origin >= 0) {
     const line = paneOf("ptx", side).lines[origin];
-    const name = inlined[origin] >= 0 && names[inlined[origin]] ? ` (ptx.${names[inlined[origin]]})` : "";
-    parts.push(element("p", `PTX line ${line.dataset.n}${name}: ${line.title || line.textContent.trim()}`, "from"));
+    const called = inlined[origin] >= 0 ? names[inlined[origin]] : "";
+    const name = called ? ` (ptx.${called})` : "";
+    parts.push(element("p", `PTX line ${line.dataset.n}${name}: ${line.textContent}`, "from"));
+    if (ordered.includes(index)) parts.push(element("p", "The assembler names no line for it; it is placed by its order after the wgmma.fence.", "from"));
     if (chainOf(side, origin).length) parts.push(element("p", cameFrom(side, origin), "from"));
+    if (called) parts.push(about(data.docs[called]));
   }
   return parts;
 }
