@@ -21,10 +21,11 @@ from collections.abc import Callable
 from numba import cuda
 from numba.cuda.types import float32, uint32, uint64
 
-from ... import dtypes, ptx
+from ... import ptx
 from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait, release_to_async, ring
 from ...shared import Barriers, Shared, Tiles
+from ...unroll import unroll
 from .epilogue import make_direct_store
 
 DEPTH = 64  # elements of K in a tile: 128 bytes, the span of the swizzle
@@ -41,8 +42,8 @@ def check_tile(tile: tuple[int, int], stages: int) -> None:
     warps = (tile[0] // WARP) * (tile[1] // WARP)
     if tile[0] % WARP or tile[1] % WARP or warps not in (2, 4, 6, 8) or max(tile) > 256:
         raise ValueError(
-            f"tile {tile}: each warp computes {WARP} x {WARP} and keeps {ACCUMULATORS} numbers of it in each thread; of "
-            f"such warps a block has 2, 4, 6 or 8: take (128, 256), (256, 128), (128, 128), (64, 128), …"
+            f"tile {tile}: each warp computes {WARP} x {WARP} and keeps {ACCUMULATORS} numbers of it in each thread; a "
+            f"block has 2, 4, 6 or 8 such warps: take (128, 256), (256, 128), (128, 128), (64, 128), …"
         )
     if stages < 2:
         raise ValueError(f"stages {stages}: one is computed on while others fill; take 2 or more")
@@ -81,6 +82,7 @@ def make_load_fragments(smem: Shared, tile: tuple[int, int], b_major: str) -> Ca
         row = uint32(warp_m * uint32(WARP) + lane % uint32(16))
         place = smem.a[stage].address_of(row, uint32(step * STEP) + lane // uint32(16) * uint32(8))
         for i in range(4):
+            unroll()
             r = 4 * i
             fragment[r], fragment[r + 1], fragment[r + 2], fragment[r + 3] = ptx.ldmatrix_sync_x4(
                 uint32(place + uint32(i * rows_16))
@@ -93,6 +95,7 @@ def make_load_fragments(smem: Shared, tile: tuple[int, int], b_major: str) -> Ca
         row = uint32(warp_n * uint32(WARP) + lane // uint32(16) * uint32(8) + lane % uint32(8))
         place = smem.b[stage].address_of(row, uint32(step * STEP) + lane // uint32(8) % uint32(2) * uint32(8))
         for j in range(4):
+            unroll()
             r = 4 * j
             fragment[r], fragment[r + 1], fragment[r + 2], fragment[r + 3] = ptx.ldmatrix_sync_x4(
                 uint32(place + uint32(j * rows_16))
@@ -104,6 +107,7 @@ def make_load_fragments(smem: Shared, tile: tuple[int, int], b_major: str) -> Ca
         lane, warp_n = uint32(thread % uint32(32)), uint32(thread // uint32(32 * warps_m))
         box = smem.b[uint32(stage * boxes) + warp_n]
         for j in range(4):
+            unroll()
             r = 4 * j
             place = box.address_of(lane % uint32(16), uint32(16 * j) + lane // uint32(16) * uint32(8))
             fragment[r], fragment[r + 1], fragment[r + 2], fragment[r + 3] = ptx.ldmatrix_sync_x4_trans(
@@ -128,39 +132,36 @@ def make_multiply(dtype: str) -> Callable:
     @cuda.jit(device=True, forceinline=True)
     def multiply(acc, a, b):
         for i in range(4):
+            unroll()
             for j in range(8):
-                p, q, c = 4 * i, 2 * j, 4 * (8 * i + j)
-                acc[c], acc[c + 1], acc[c + 2], acc[c + 3] = mma(
-                    a[p], a[p + 1], a[p + 2], a[p + 3], b[q], b[q + 1], acc[c], acc[c + 1], acc[c + 2], acc[c + 3]
+                unroll()
+                p, q, r = 4 * i, 2 * j, 4 * (8 * i + j)
+                acc[r], acc[r + 1], acc[r + 2], acc[r + 3] = mma(
+                    a[p], a[p + 1], a[p + 2], a[p + 3], b[q], b[q + 1], acc[r], acc[r + 1], acc[r + 2], acc[r + 3]
                 )
 
     return multiply
 
 
 def make_store_warp(tile: tuple[int, int], out_dtype: str, activation: str, has_bias: bool) -> Callable:
-    """store_warp(accumulator, out, bias, first_row, first_column): this warp's 64 x 64 of the block's tile."""
+    """store_warp(accumulator, c, bias, first_row, first_column): this warp's 64 x 64 of the block's tile."""
     warps_m = tile[0] // WARP
     store_pair = make_direct_store(out_dtype, activation, has_bias)
 
     @cuda.jit(device=True, forceinline=True)
-    def store_rows(acc, i, out, bias, row, first_column):
-        for j in range(8):
-            column = uint32(first_column + uint32(8 * j))
-            c = 4 * (8 * i + j)
-            store_pair(out, row, column, acc[c], acc[c + 1], bias)
-            store_pair(out, uint32(row + uint32(8)), column, acc[c + 2], acc[c + 3], bias)
-
-    @cuda.jit(device=True, forceinline=True)
-    def store_warp(acc, out, bias, first_row, first_column):
+    def store_warp(acc, c, bias, first_row, first_column):
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        row = uint32(first_row + warp % uint32(warps_m) * uint32(WARP) + lane // uint32(4))
-        column = uint32(first_column + warp // uint32(warps_m) * uint32(WARP) + lane % uint32(4) * uint32(2))
-        # Four calls, not a loop: the compiler would not unroll so long a one, and leave the accumulators in memory.
-        store_rows(acc, 0, out, bias, row, column)
-        store_rows(acc, 1, out, bias, uint32(row + uint32(16)), column)
-        store_rows(acc, 2, out, bias, uint32(row + uint32(32)), column)
-        store_rows(acc, 3, out, bias, uint32(row + uint32(48)), column)
+        first_row = uint32(first_row + warp % uint32(warps_m) * uint32(WARP) + lane // uint32(4))
+        first_column = uint32(first_column + warp // uint32(warps_m) * uint32(WARP) + lane % uint32(4) * uint32(2))
+        for i in range(4):
+            unroll()
+            row = uint32(first_row + uint32(16 * i))
+            for j in range(8):
+                unroll()
+                column, r = uint32(first_column + uint32(8 * j)), 4 * (8 * i + j)
+                store_pair(c, row, column, acc[r], acc[r + 1], bias)
+                store_pair(c, uint32(row + uint32(8)), column, acc[r + 2], acc[r + 3], bias)
 
     return store_warp
 
@@ -218,13 +219,13 @@ def make_mma_cp_async(
     dtype: str,
     out_dtype: str,
     b_major: str = "k",
-    tile: tuple[int, int] = (128, 256),
-    stages: int = 3,
     activation: str = "none",
     has_bias: bool = False,
+    tile: tuple[int, int] = (128, 256),
+    stages: int = 3,
     copies: str = "whole",
 ) -> Kernel:
-    """gemm_mma_cp_async(a, b, out, bias): a block computes one tile of C, with `stages` - 1 copies of tiles ahead."""
+    """gemm_mma_cp_async(a, b, c, bias): a block computes one tile of C, with `stages` - 1 copies of tiles ahead."""
     check_tile(tile, stages)
     rows, columns = tile
     boxes = columns // DEPTH
@@ -250,15 +251,16 @@ def make_mma_cp_async(
                 fetch(smem.b[uint32(stage * boxes) + uint32(box)], b, depth, uint32(first_column + uint32(box * DEPTH)))
 
     @kernel(threads=threads, shared=smem)
-    def gemm_mma_cp_async(a, b, out, bias):
+    def gemm_mma_cp_async(a, b, c, bias):
         acc = cuda.local.array(ACCUMULATORS, float32)
         a0, a1 = cuda.local.array(A_REGISTERS, uint32), cuda.local.array(A_REGISTERS, uint32)
         b0, b1 = cuda.local.array(B_REGISTERS, uint32), cuda.local.array(B_REGISTERS, uint32)
         for i in range(ACCUMULATORS):
+            unroll()
             acc[i] = float32(0)
         first_row = uint32(uint32(cuda.blockIdx.x) * uint32(rows))
         first_column = uint32(uint32(cuda.blockIdx.y) * uint32(columns))
-        blocks = uint32((uint32(a.shape[1]) + uint32(DEPTH - 1)) // uint32(DEPTH))
+        k_blocks = uint32((uint32(a.shape[1]) + uint32(DEPTH - 1)) // uint32(DEPTH))
         for block in range(ahead_by):
             fetch_a(block, a, first_row, uint32(block))
             fetch_b(block, b, first_column, uint32(block))
@@ -267,7 +269,7 @@ def make_mma_cp_async(
         cuda.syncthreads()
         load_fragments(a0, b0, 0, 0)
 
-        for block in range(blocks):
+        for block in range(k_blocks):
             stage, _ = ring(block, stages)
             ahead = uint32(uint32(block) + uint32(ahead_by))
             refilled, _ = ring(ahead, stages)  # all have read it: the barrier below, a turn ago, saw to that
@@ -285,7 +287,7 @@ def make_mma_cp_async(
             after, _ = ring(uint32(block) + uint32(1), stages)
             load_fragments(a0, b0, after, 0)
             multiply(acc, a1, b1)
-        store_warp(acc, out, bias, first_row, first_column)
+        store_warp(acc, c, bias, first_row, first_column)
 
     return gemm_mma_cp_async
 
@@ -299,12 +301,12 @@ def make_mma_tma(
     dtype: str,
     out_dtype: str,
     b_major: str = "k",
-    tile: tuple[int, int] = (128, 256),
-    stages: int = 4,
     activation: str = "none",
     has_bias: bool = False,
+    tile: tuple[int, int] = (128, 256),
+    stages: int = 4,
 ) -> Kernel:
-    """gemm_mma_tma(a_map, b_map, out, bias, k): the same, but one thread asks for whole tiles, edges included.
+    """gemm_mma_tma(a_map, b_map, c, bias, k_blocks): the same, but one thread asks for whole tiles, edges included.
 
     The maps' boxes: 128-byte swizzled, `tile[0]` x 64 of A and `tile[1]` x 64 of B, or 64 x 64 of B stored by K.
     """
@@ -332,27 +334,27 @@ def make_mma_tma(
                 )
 
     @kernel(threads=threads, shared=smem)
-    def gemm_mma_tma(a_map, b_map, out, bias, k):
+    def gemm_mma_tma(a_map, b_map, c, bias, k_blocks):
         acc = cuda.local.array(ACCUMULATORS, float32)
         a0, a1 = cuda.local.array(A_REGISTERS, uint32), cuda.local.array(A_REGISTERS, uint32)
         b0, b1 = cuda.local.array(B_REGISTERS, uint32), cuda.local.array(B_REGISTERS, uint32)
         for i in range(ACCUMULATORS):
+            unroll()
             acc[i] = float32(0)
         leader = cuda.threadIdx.x == 0
         first_row = uint32(uint32(cuda.blockIdx.x) * uint32(rows))
         first_column = uint32(uint32(cuda.blockIdx.y) * uint32(columns))
-        blocks = uint32((k + uint32(DEPTH - 1)) // uint32(DEPTH))
         if leader:
             for stage in range(stages):
                 ptx.mbarrier_init(smem.full[stage], 1)
             ptx.fence_mbarrier_init()
-            for stage in range(min(uint32(stages), blocks)):
+            for stage in range(min(uint32(stages), k_blocks)):
                 fetch(stage, a_map, b_map, first_row, first_column, uint32(stage))
         cuda.syncthreads()
         mbarrier_wait(smem.full[0], 0)
         load_fragments(a0, b0, 0, 0)
 
-        for block in range(blocks):
+        for block in range(k_blocks):
             stage, _ = ring(block, stages)
             load_fragments(a1, b1, stage, 1)
             multiply(acc, a0, b0)
@@ -362,14 +364,14 @@ def make_mma_tma(
             multiply(acc, a0, b0)
             release_to_async()
             ahead = uint32(uint32(block) + uint32(stages))
-            if leader and ahead < blocks:
+            if leader and ahead < k_blocks:
                 fetch(stage, a_map, b_map, first_row, first_column, ahead)
             following = uint32(uint32(block) + uint32(1))
-            if following < blocks:
+            if following < k_blocks:
                 after, phase = ring(following, stages)
                 mbarrier_wait(smem.full[after], phase)
                 load_fragments(a0, b0, after, 0)
             multiply(acc, a1, b1)
-        store_warp(acc, out, bias, first_row, first_column)
+        store_warp(acc, c, bias, first_row, first_column)
 
     return gemm_mma_tma
