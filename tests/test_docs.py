@@ -85,6 +85,8 @@ def test_commands_run(name, line, tmp_path):
         check_options(words)
         if "--json" in words:  # not over the results that are kept
             words[words.index("--json") + 1] = str(tmp_path / "results.json")
+        if "--output" in words:
+            words[words.index("--output") + 1] = str(tmp_path / "output")
         quick = ["--quick"] if words[1] == "scripts/run_all.py" and "--list" not in words else []
         run(*words[1:], *quick, timeout=600)
 
