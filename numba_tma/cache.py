@@ -34,6 +34,8 @@ _GENERATORS = (
     "ptx_files.py",
     "shared.py",
     "tensor_map.py",
+    "trace/marks.py",
+    "unroll.py",
 )
 _COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc")
 

@@ -33,6 +33,8 @@ from numba.cuda.cudadrv import nvvm
 from . import arch as architectures
 from . import cache, ptx
 from .tensor_map import TensorMapType
+from .trace import marks as trace_marks
+from .unroll import apply_marks
 
 DEFAULT_ARCH = "sm_90a"
 _TENSOR_MAP_BYTES = 128
@@ -128,6 +130,7 @@ def compile_kernel(
     min_blocks: int = 1,
     cluster: tuple[int, int, int] | None = None,
     fastmath: bool = False,
+    marked: bool = False,
 ) -> Compiled:
     """Compile a Python kernel for argument types; needs no GPU and no driver.
 
@@ -138,13 +141,14 @@ def compile_kernel(
         threads: most threads a block will have (`.maxntid`); with it, `min_blocks` (`.minnctapersm`) takes effect.
         cluster: fixed cluster shape (`.reqnctapercluster`), or None.
         fastmath: NVVM's fast-math flags.
+        marked: keep the kernel's trace marks, as comments in the PTX; otherwise nothing is left of them.
 
     Raises:
         numba's TypingError, LoweringError: the kernel does not type or lower.
         CompileError: the kernel calls a function that is not linked here, named in the message; or the PTX does not
             have the parameters that its types promise.
     """
-    options = (arch, threads, min_blocks, cluster, fastmath)
+    options = (arch, threads, min_blocks, cluster, fastmath, marked)
     try:
         key = cache.digest(
             [
@@ -160,7 +164,7 @@ def compile_kernel(
     found = _from_json(kept) if kept is not None else None
     if found is not None:
         return found
-    text = _numba_ptx(function, argument_types, arch, threads, min_blocks, fastmath)
+    text = _numba_ptx(function, argument_types, arch, threads, min_blocks, fastmath, marked)
     names = list(inspect.signature(function).parameters)
     compiled = _tidy(text, function.__name__, names, argument_types, arch, cluster)
     if key:
@@ -307,14 +311,15 @@ class _NamedDevice:
 
 
 @contextlib.contextmanager
-def _compiling_for(capability: tuple) -> Iterator[None]:
-    """Adapt numba-cuda while it compiles for `capability`.
+def _compiling_for(capability: tuple, marked: bool) -> Iterator[None]:
+    """Adapt numba-cuda while it compiles for `capability`, with the trace marks kept if `marked`.
 
     It would ask the driver for the current GPU when it meets a nested device function, keep such a function's lines
     only if its own decorator asks for them, drop NVVM's explanation of an error, warn that a kernel whose source
     cannot be found (from `python -c`, exec or a prompt) has no `def` line, and fail where the source cannot be parsed
     by itself (a lambda amid a longer statement). Besides the lines it would describe variables to a debugger, of which
-    NVVM makes labels that it then rejects ("Symbol name with unsupported characters") in some loops.
+    NVVM makes labels that it then rejects ("Symbol name with unsupported characters") in some loops. And it has no
+    way to ask for a loop to be unrolled: `unroll` leaves marks, which are turned into metadata on the way to NVVM.
     """
 
     @functools.wraps(numba_dispatcher.compile_cuda)
@@ -326,6 +331,10 @@ def _compiling_for(capability: tuple) -> Iterator[None]:
             return compile_unit(unit)
         except Exception as error:
             raise CompileError(f"NVVM: {error}: {unit.get_log().strip()}") from None
+
+    def with_marks(unit: nvvm.CompilationUnit, module: bytes) -> None:
+        text = apply_marks(module.decode())
+        add_module(unit, (trace_marks.kept(text) if marked else text).encode())
 
     def line_of_def(function: Callable) -> int | None:
         try:
@@ -339,11 +348,13 @@ def _compiling_for(capability: tuple) -> Iterator[None]:
     with _compile_lock, contextlib.ExitStack() as restore:
         compile_cuda = numba_dispatcher.compile_cuda
         compile_unit = nvvm.CompilationUnit.compile
+        add_module = nvvm.CompilationUnit.add_module
         find_line = numba_lowering.get_func_def_lineno
         for owner, name, adapted in (
             (numba_dispatcher, "get_current_device", lambda: _NamedDevice(capability)),
             (numba_dispatcher, "compile_cuda", with_lines),
             (nvvm.CompilationUnit, "compile", with_log),
+            (nvvm.CompilationUnit, "add_module", with_marks),
             (numba_lowering, "get_func_def_lineno", line_of_def),
             (numba_debuginfo.CUDADIBuilder, "mark_variable", no_variable),
             (numba_debuginfo.CUDADIBuilder, "update_variable", no_variable),
@@ -362,9 +373,10 @@ def _numba_ptx(
     threads: int | None,
     min_blocks: int,
     fastmath: bool,
+    marked: bool,
 ) -> str:
     capability = architectures.parse(arch)
-    with _compiling_for(capability):
+    with _compiling_for(capability, marked):
         text, _ = cuda.compile(
             function,
             types.void(*argument_types),

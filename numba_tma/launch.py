@@ -34,9 +34,13 @@ from . import arguments, driver, sim, staging
 from .arguments import Argument, Packer
 from .arrays import ArrayView
 from .compile import DEFAULT_ARCH, Compiled, compile_kernel
+from .device_array import DeviceArray
 from .driver import LaunchError
 from .shared import Shared
 from .tensor_map import TensorMap
+from .trace import Trace
+from .trace.instrument import Instrumented, instrument
+from .trace.launched import TracedLaunch, Tracing
 
 BACKENDS = ("auto", "gpu", "sim")
 VARIABLE = "NUMBA_TMA_BACKEND"
@@ -55,6 +59,8 @@ _EXACT = frozenset(
 )
 _simulation: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("numba_tma_sim", default=None)
 _recording: contextvars.ContextVar[Recording | None] = contextvars.ContextVar("numba_tma_recording", default=None)
+_tracing: contextvars.ContextVar[Tracing | None] = contextvars.ContextVar("numba_tma_tracing", default=None)
+_SIMULATOR = "PTX simulator"
 
 
 class HazardWarning(UserWarning):
@@ -118,6 +124,30 @@ def recording(arch: str = DEFAULT_ARCH) -> Iterator[Recording]:
             yield recorded
     finally:
         _recording.reset(token)
+
+
+@contextlib.contextmanager
+def tracing(plan: Trace | None = None) -> Iterator[Tracing]:
+    """Have the kernels launched inside write down when each warp waits, copies and arrives (see `numba_tma.trace`).
+
+    They are compiled once more for that. Each launch is listed in what this gives; a launch bound inside goes on to be
+    traced outside.
+
+    Args:
+        plan: which blocks keep records, and how many; by default all blocks, 1024 a warp.
+
+    Raises:
+        TypeError: the plan is no `Trace`.
+    """
+    plan = Trace() if plan is None else plan
+    if not isinstance(plan, Trace):
+        raise TypeError(f"tracing({plan!r}): expected a Trace(…)")
+    found = Tracing(plan)
+    token = _tracing.set(found)
+    try:
+        yield found
+    finally:
+        _tracing.reset(token)
 
 
 def gpu_refusal(compiled: Compiled | None = None) -> str | None:
@@ -196,6 +226,7 @@ class Kernel:
         self._launchers: dict[tuple, Launcher] = {}
         self._by_configuration: dict[Any, Launcher] = {}
         self._compiled: dict[tuple, Compiled] = {}
+        self._instrumented: dict[tuple, Instrumented] = {}
         self._on_gpu: dict[tuple[Compiled, int], driver.LoadedKernel] = {}
         if self.threads is not None:
             _check_block(self.threads, name)
@@ -256,9 +287,9 @@ class Kernel:
         names = self.argument_names
         raise TypeError(f"{self.__name__}({', '.join(names)}): {len(names)} arguments expected, {given} given")
 
-    def compile_types(self, numba_types: tuple, arch: str) -> Compiled:
-        """Compile for Numba types; remembered, in this process and on disk."""
-        found = self._compiled.get((numba_types, arch))
+    def compile_types(self, numba_types: tuple, arch: str, *, marked: bool = False) -> Compiled:
+        """Compile for Numba types, with or without trace marks; remembered, in this process and on disk."""
+        found = self._compiled.get((numba_types, arch, marked))
         if found is None:
             try:
                 found = compile_kernel(
@@ -269,14 +300,22 @@ class Kernel:
                     min_blocks=self._min_blocks,
                     cluster=self.cluster,
                     fastmath=self._fastmath,
+                    marked=marked,
                 )
             except (NumbaTypingError, TypingError) as error:
                 located = _located(error)
                 if located is None:
                     raise
                 raise located from error
-            self._compiled[(numba_types, arch)] = found
+            self._compiled[(numba_types, arch, marked)] = found
         return found
+
+    def instrumented(self, numba_types: tuple, arch: str, plan: Trace) -> Instrumented:
+        """The kernel with stamps, compiled for Numba types; remembered."""
+        key = (numba_types, arch, plan)
+        if key not in self._instrumented:
+            self._instrumented[key] = instrument(self.compile_types(numba_types, arch, marked=True), plan)
+        return self._instrumented[key]
 
     def load(self, compiled: Compiled) -> driver.LoadedKernel:
         """Load a compiled kernel on the current GPU, with the shared memory of its plan.
@@ -340,6 +379,8 @@ class Launcher:
     def __call__(self, *values: Any) -> sim.Report | None:
         """Launch. On a GPU this returns None before the kernel has run; NumPy arrays are copied there and back, and
         then it waits. In the simulator it returns the report."""
+        if _tracing.get() is not None and _recording.get() is None:
+            return self._traced(_tracing.get(), self._marshal(values), 3)()
         if _backend.get() != "sim":
             words: list[Any] = []
             try:
@@ -366,17 +407,19 @@ class Launcher:
         """
         marshalled = self._marshal(values)
         choice = backend()
-        variant = self._variant(marshalled, choice) if choice != "sim" else None
-        if variant is None:
-            return functools.partial(self._simulate, marshalled, 2)
-        names = self.kernel.argument_names
-        host = [name for name, argument in zip(names, marshalled, strict=True) if argument.on_host]
-        if host:
-            raise TypeError(
-                f"{self.kernel.__name__}.bind: {', '.join(host)} in host memory; bind device arrays "
-                f"(numba.cuda.to_device, CuPy, PyTorch), or call the kernel without binding"
-            )
-        return variant.bound(marshalled)
+        traced = _tracing.get() if _recording.get() is None else None
+        variant = self._variant(marshalled, choice, traced.plan if traced else None) if choice != "sim" else None
+        if variant is not None:
+            names = self.kernel.argument_names
+            host = [name for name, argument in zip(names, marshalled, strict=True) if argument.on_host]
+            if host:
+                raise TypeError(
+                    f"{self.kernel.__name__}.bind: {', '.join(host)} in host memory; bind device arrays "
+                    f"(numba.cuda.to_device, CuPy, PyTorch), or call the kernel without binding"
+                )
+        if traced is not None:
+            return self._traced(traced, marshalled, 2)
+        return variant.bound(marshalled) if variant else functools.partial(self._simulate, marshalled, 2)
 
     def _marshal(self, values: Sequence[Any]) -> list[Argument]:
         names = self.kernel.argument_names
@@ -384,10 +427,12 @@ class Launcher:
             self.kernel.refuse_count(len(values))
         return [arguments.marshal(value, name) for value, name in zip(values, names, strict=True)]
 
-    def _variant(self, marshalled: list[Argument], choice: str) -> _Variant | None:
-        """The loaded kernel for these types, or None where the simulator is to run it."""
+    def _variant(self, marshalled: list[Argument], choice: str, plan: Trace | None = None) -> _Variant | None:
+        """The loaded kernel for these types, with stamps if there is a plan; None where the simulator is to run it."""
         # Numba's types are slow to hash and there is one object for each, which the variant keeps alive.
         key = tuple([id(argument.numba_type) for argument in marshalled])
+        if plan is not None:
+            key = (plan, *key)
         found = self._variants.get(key)
         if found is not None:
             return found
@@ -397,24 +442,65 @@ class Launcher:
                 return None
             raise LaunchError(f"{self.kernel.__name__}: {refusal}; use the simulator ({VARIABLE}=sim)")
         numba_types = tuple(argument.numba_type for argument in marshalled)
-        compiled = self.kernel.compile_types(numba_types, _default_arch())
+        if plan is None:
+            compiled = self.kernel.compile_types(numba_types, _default_arch())
+        else:
+            compiled = self.kernel.instrumented(numba_types, _default_arch(), plan).compiled
         if choice == "auto" and gpu_refusal(compiled):
             return None
         found = self._variants[key] = _Variant(self, compiled, self.kernel.load(compiled), numba_types)
         return found
 
-    def _simulate(self, marshalled: list[Argument], stacklevel: int) -> sim.Report | None:
+    def _traced(self, traced: Tracing, marshalled: list[Argument], stacklevel: int) -> Callable[[], sim.Report | None]:
+        """A function that launches with stamps; the launch is listed in `traced`."""
+        kernel_, plan, choice = self.kernel, traced.plan, backend()
+        nbytes = plan.nbytes(_volume(self.grid), _volume(self.block))
+        variant = self._variant(marshalled, choice, plan) if choice != "sim" else None
+        numba_types = tuple(argument.numba_type for argument in marshalled)
+        made = kernel_.instrumented(numba_types, _default_arch() if variant else DEFAULT_ARCH, plan)
+        zeros = np.zeros(nbytes, np.uint8)
+        if variant is None:
+            device, read = _SIMULATOR, zeros.view
+            launch = functools.partial(self._simulate, marshalled, stacklevel, made.compiled, zeros)
+        else:
+            rings = DeviceArray(zeros)
+            pointer = rings.__cuda_array_interface__["data"][0]
+            marshalled = [*marshalled, Argument(types.uint64, (pointer,), None, False)]
+            device = driver.device_name(driver.current_device())
+
+            def read() -> np.ndarray:
+                driver.synchronize(self.stream)
+                return rings.to_host()
+
+            launch = functools.partial(variant.launch, marshalled)
+            if not any(argument.on_host for argument in marshalled):
+                launch = variant.bound(marshalled)
+        traced.launches.append(
+            TracedLaunch(kernel_.__name__, self.grid, self.block, kernel_.shared, plan, made, device, read)
+        )
+        return launch
+
+    def _simulate(
+        self,
+        marshalled: list[Argument],
+        stacklevel: int,
+        traced: Compiled | None = None,
+        rings: np.ndarray | None = None,
+    ) -> sim.Report | None:
         """Run in the simulator; hazards become warnings, and `stacklevel` is the caller's as `warnings.warn` counts.
 
-        Inside `recording` the launch is listed, and there is no report.
+        Inside `recording` the launch is listed, and there is no report. `traced` is the kernel with stamps, which it
+        writes to `rings`.
         """
         kernel_, recorded = self.kernel, _recording.get()
         numba_types = tuple(argument.numba_type for argument in marshalled)
-        compiled = kernel_.compile_types(numba_types, recorded.arch if recorded else DEFAULT_ARCH)
+        compiled = traced or kernel_.compile_types(numba_types, recorded.arch if recorded else DEFAULT_ARCH)
         if recorded is not None:
             recorded.launches.append(Recorded(kernel_, compiled))
             return None
         memory = sim.GlobalMemory()
+        if rings is not None:
+            marshalled = [*marshalled, Argument(types.uint64, (memory.map(rings, "trace"),))]
         moved = staging.InSimulator(_views(kernel_.argument_names, marshalled), memory)
         packer = Packer(compiled)
         buffer = bytearray(packer.nbytes)
@@ -498,7 +584,8 @@ def _shared_names(plan: Shared | None) -> list[tuple[str, int, int]]:
 
 
 def _views(names: Sequence[str], marshalled: Sequence[Argument]) -> dict[str, ArrayView]:
-    views = zip(names, map(arguments.array_view, marshalled), strict=True)
+    # A traced launch has one argument more, which is no array.
+    views = zip(names, map(arguments.array_view, marshalled), strict=False)
     return {name: view for name, view in views if view is not None}
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numba import cuda
 from numba.cuda.types import float16, float32, uint32, uint64
 
-from .. import ptx
+from .. import ptx, trace
 from ..arrays import reinterpret
 from ..arrays import view as array_view
 from ..launch import Kernel, kernel
@@ -88,12 +88,14 @@ def make_tile_sum(tile: tuple[int, int], threads: int, work: int) -> Callable:
 
     @cuda.jit(device=True, forceinline=True)
     def tile_sum(thread, k_tile, v_tile, totals):
+        trace.begin("compute")
         for i in range(passes if work else 0):
             index = uint32(thread + uint32(i * threads))
             row, column = uint32(index // uint32(vectors)), uint32(index % uint32(vectors)) * uint32(VECTOR)
             k0, k1, k2, k3 = ptx.ld_shared_v4_u32(k_tile.address_of(row, column))
             v0, v1, v2, v3 = ptx.ld_shared_v4_u32(v_tile.address_of(row, column))
             totals[i] += (two_pairs(k0, v0) + two_pairs(k1, v1)) + (two_pairs(k2, v2) + two_pairs(k3, v3))
+        trace.end("compute")
 
     return tile_sum
 
@@ -159,6 +161,7 @@ def make_plain(tile: tuple[int, int] = (64, 64), work: int = 1, threads: int = 1
         first_column = uint32(cuda.blockIdx.y) * uint32(tiles_per_split) * uint32(columns)
 
         for step in range(tiles_per_split):
+            trace.begin("load")
             for i in range(elements):
                 index = uint32(thread + uint32(i * threads))
                 r, c = uint32(index // uint32(columns)), uint32(index % uint32(columns))
@@ -168,11 +171,14 @@ def make_plain(tile: tuple[int, int] = (64, 64), work: int = 1, threads: int = 1
                 k_tile[r, c] = k[row, column] if inside else float16(0)
                 v_tile[r, c] = v[row, column] if inside else float16(0)
             cuda.syncthreads()
+            trace.end("load")
+            trace.begin("compute")
             for i in range(passes):
                 index = uint32(thread + uint32(i * threads))
                 r, c = uint32(index // uint32(vectors)), uint32(index % uint32(vectors)) * uint32(VECTOR)
                 for j in range(VECTOR):
                     totals[i] += pair(float32(k_tile[r, c + uint32(j)]), float32(v_tile[r, c + uint32(j)]))
+            trace.end("compute")
             cuda.syncthreads()
         store(thread, totals, out, uint32(cuda.blockIdx.y), first_row)
 
@@ -205,6 +211,7 @@ def make_plain_vector(tile: tuple[int, int] = (64, 64), work: int = 1, threads: 
         first_column = uint32(cuda.blockIdx.y) * uint32(tiles_per_split) * uint32(columns)
 
         for step in range(tiles_per_split):
+            trace.begin("load")
             for i in range(loads):
                 index = uint32(thread + uint32(i * threads))
                 row = uint32(first_row + index // uint32(words))
@@ -219,12 +226,15 @@ def make_plain_vector(tile: tuple[int, int] = (64, 64), work: int = 1, threads: 
                 as_words[index] = k_word
                 as_words[index + uint32(v_offset // 4)] = v_word
             cuda.syncthreads()
+            trace.end("load")
+            trace.begin("compute")
             for i in range(passes):
                 start = uint32(thread + uint32(i * threads)) * uint32(VECTOR)
                 for j in range(VECTOR):
                     k_half = as_halves[start + uint32(j)]
                     v_half = as_halves[start + uint32(j + v_offset)]
                     totals[i] += pair(float32(k_half), float32(v_half))
+            trace.end("compute")
             cuda.syncthreads()
         store(thread, totals, out, uint32(cuda.blockIdx.y), first_row)
 

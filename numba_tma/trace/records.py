@@ -1,0 +1,161 @@
+"""The rings of a traced launch, read: events of each warp, in nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import instrument
+from .instrument import DETAIL_SHIFT, Site
+from .plan import HEADER_BYTES, RECORD_BYTES, Trace
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something at one site: from `start` to `end` in nanoseconds, equal for a moment; `detail` is the site's."""
+
+    site: Site
+    start: float
+    end: float
+    detail: int = 0
+
+
+@dataclass
+class WarpTrace:
+    """The events of one warp, by their end.
+
+    `dropped` records had no room. `shared_base` is where the shared-memory plan begins, `multiprocessor` the SM.
+    """
+
+    block: int
+    warp: int
+    multiprocessor: int
+    shared_base: int
+    start: float
+    end: float
+    events: list[Event] = field(default_factory=list)
+    dropped: int = 0
+
+
+_HEADER = np.dtype(
+    {
+        "names": [
+            "begin_time",
+            "begin_clock",
+            "end_time",
+            "end_clock",
+            "count",
+            "multiprocessor",
+            "lane",
+            "shared_base",
+        ],
+        "formats": ["u8", "u8", "u8", "u8", "u4", "u4", "u4", "u4"],
+        "offsets": [
+            instrument.BEGIN_TIME,
+            instrument.BEGIN_CLOCK,
+            instrument.END_TIME,
+            instrument.END_CLOCK,
+            instrument.COUNT,
+            instrument.MULTIPROCESSOR,
+            instrument.LANE,
+            instrument.SHARED_BASE,
+        ],
+        "itemsize": HEADER_BYTES,
+    }
+)
+_RECORD = np.dtype([("clock", "u4"), ("word", "u4")])
+
+
+def read(buffer: np.ndarray, plan: Trace, sites: Sequence[Site], blocks: int, threads: int) -> list[WarpTrace]:
+    """Warps that kept records, by block and warp; their times begin with the first of them at 0.
+
+    Args:
+        buffer: the rings' bytes, uint8.
+        plan, sites: as the kernel was instrumented.
+        blocks, threads: of the launch's grid and of a block.
+    """
+    warps = -(-threads // 32)
+    numbers = plan.traced_blocks(blocks)
+    rings = buffer[: len(numbers) * warps * 2 * plan.ring_bytes].reshape(len(numbers), warps, 2, plan.ring_bytes)
+    headers = rings[..., :HEADER_BYTES].copy().view(_HEADER)[..., 0]
+    # Every warp that was traced has written its first ring's header, which says when it was done.
+    traced = headers[:, :, 0]["end_time"] != 0
+    if not traced.any():
+        return []
+    to_nanoseconds = _Clocks(headers[:, :, 0][traced])
+    found = []
+    for i, warp in np.argwhere(traced).tolist():
+        header = headers[i, warp, 0]
+        clocks = to_nanoseconds.of(header)
+        trace = WarpTrace(
+            numbers[i],
+            warp,
+            int(header["multiprocessor"]),
+            int(header["shared_base"]),
+            clocks(int(header["begin_clock"])),
+            clocks(int(header["end_clock"])),
+        )
+        for which in range(2):
+            count = int(headers[i, warp, which]["count"])
+            if which == 1 and headers[i, warp, 1]["end_time"] < header["begin_time"]:
+                continue  # an earlier launch's, into the same rings
+            kept = min(count, plan.capacity)
+            trace.dropped += count - kept
+            body = rings[i, warp, which, HEADER_BYTES : HEADER_BYTES + kept * RECORD_BYTES]
+            trace.events += _events(body.copy().view(_RECORD), sites, int(header["begin_clock"]), clocks)
+        trace.events.sort(key=lambda event: (event.end, event.start))
+        found.append(trace)
+    origin = min(trace.start for trace in found)
+    for trace in found:
+        trace.start, trace.end = trace.start - origin, trace.end - origin
+        trace.events = [Event(e.site, e.start - origin, e.end - origin, e.detail) for e in trace.events]
+    return found
+
+
+def _events(records: np.ndarray, sites: Sequence[Site], begin_clock: int, clocks) -> Iterable[Event]:
+    # Only the low half of the clock is kept: how far each reading is behind the one before restores the rest.
+    low = records["clock"]
+    previous = np.concatenate([np.array([begin_clock & 0xFFFFFFFF], np.uint32), low[:-1]])
+    steps = (low - previous).astype(np.int32).astype(np.int64)  # a pair's first may lie before the record before it
+    ticks = begin_clock + np.cumsum(steps)
+    open_since: int | None = None
+    for tick, word in zip(ticks.tolist(), records["word"].tolist(), strict=True):
+        number, detail = word & ((1 << DETAIL_SHIFT) - 1), word >> DETAIL_SHIFT
+        site = sites[number // 2]
+        if not instrument.KINDS[site.kind]:
+            yield Event(site, clocks(tick), clocks(tick), detail)
+        elif number % 2 == 0:
+            open_since = tick
+        elif open_since is not None:
+            yield Event(site, clocks(open_since), clocks(tick), detail)
+            open_since = None
+
+
+class _Clocks:
+    """From an SM's cycles to nanoseconds of the timer that all SMs share.
+
+    The timer advances in coarse steps, the clock counts cycles: one rate for the whole GPU, and for each SM the offset
+    that fits all of its readings best.
+    """
+
+    def __init__(self, headers: np.ndarray) -> None:
+        cycles = (headers["end_clock"] - headers["begin_clock"]).astype(np.float64).sum()
+        passed = (headers["end_time"] - headers["begin_time"]).astype(np.float64).sum()
+        self.rate = float(passed / cycles) if cycles and passed else 1.0
+        self._epoch = int(headers["begin_time"].min())
+        self._offsets = {}
+        for number in np.unique(headers["multiprocessor"]).tolist():
+            own = headers[headers["multiprocessor"] == number]
+            first = int(own["begin_clock"].min())
+            gaps = []
+            for time, clock in (("begin_time", "begin_clock"), ("end_time", "end_clock")):
+                since = (own[time] - np.uint64(self._epoch)).astype(np.float64)
+                gaps.append(since - (own[clock] - np.uint64(first)).astype(np.float64) * self.rate)
+            self._offsets[number] = first, float(np.mean(gaps))
+
+    def of(self, header: np.void):
+        """A function from clock readings of the SM that wrote `header`."""
+        first, offset = self._offsets[int(header["multiprocessor"])]
+        return lambda clock: (clock - first) * self.rate + offset
