@@ -6,7 +6,7 @@ first in the lowest bits. Rows run along M for A and along N for B (its columns)
 alternate between the first and the second slice of 8 rows. An accumulator's lane l holds columns 2 (l % 4) and
 2 (l % 4) + 1 of each 8 columns in row l // 4 of each slice, 16-bit ones together in one register.
 
-Numbers are float64: it holds every product of two elements exactly, and their sums nearly so.
+Numbers are float64, which holds every product of two elements exactly.
 Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and its neighbours, "Matrix Fragments
 for wgmma.mma_async.m64nNk16" and its neighbours.
 """
@@ -27,7 +27,6 @@ ACCUMULATORS = {
     "s32": np.dtype(np.int32),
     "f16": np.dtype(np.uint32),
 }
-_NAN = {"f32": np.uint32(0x7FFFFFFF).view(np.float32), "f16": np.uint16(0x7FFF).view(np.float16)}
 
 
 def _table(kind: str) -> np.ndarray:
@@ -100,26 +99,27 @@ def by_register(kind: str, matrices: np.ndarray, slices: int) -> np.ndarray:
     return parts.transpose(3, 1, 5, 0, 2, 4).reshape(-1, lanes)
 
 
-def accumulator(kind: str, registers: np.ndarray) -> np.ndarray:
-    """What an accumulator's registers (registers, lanes) hold, in by_register's order."""
-    return registers.view(np.float16).reshape(*registers.shape, 2) if kind == "f16" else registers
+def in_registers(kind: str, matrices: np.ndarray, slices: int) -> np.ndarray:
+    """Accumulators of that type's elements as registers of ACCUMULATORS[kind]: (registers, lanes)."""
+    found = np.ascontiguousarray(by_register(kind, matrices, slices))
+    return found.view(np.uint32)[..., 0] if kind == "f16" else found
 
 
-def accumulate(kind: str, products: np.ndarray, held: np.ndarray | None, saturate: bool = False) -> np.ndarray:
-    """Products (float64, by register) plus what the accumulator held (None: zero), rounded once.
+def from_registers(kind: str, registers: np.ndarray, rows: int, slices: int) -> np.ndarray:
+    """The reverse: (matrices, rows, columns) of float32, int32 or float16 from (registers, lanes)."""
+    lanes = registers.shape[1]
+    if kind == "f16":
+        parts = registers.view(np.float16).reshape(-1, slices, lanes // 32, 8, 4, 2).transpose(2, 1, 3, 0, 4, 5)
+    else:
+        parts = registers.reshape(-1, slices, 2, lanes // 32, 8, 4).transpose(3, 1, 4, 0, 5, 2)
+    return np.ascontiguousarray(parts).reshape(-1, rows, 8 * parts.shape[3])
 
-    Gives registers of ACCUMULATORS[kind] (registers, lanes). Integers wrap around, or stop at the ends of their range
-    if `saturate`.
-    """
-    if held is not None:
-        products = np.add(products, held, dtype=np.float64)
-    if kind == "s32":
-        # Sums of one instruction's products and 32 bits are exact in float64.
-        if saturate:
-            return np.clip(products, -(2.0**31), 2.0**31 - 1).astype(np.int32)
-        return products.astype(np.int64).astype(np.int32)
-    result = products.astype(np.float16 if kind == "f16" else np.float32)
-    missing = np.isnan(result)
-    if missing.any():
-        result[missing] = _NAN[kind]
-    return result.view(np.uint32).reshape(result.shape[:2]) if kind == "f16" else result
+
+def add_integers(products: np.ndarray, held: np.ndarray | None, saturate: bool) -> np.ndarray:
+    """Products (whole numbers in float64) plus int32 numbers (None: zero), as int32: wrapped around, or stopped at the
+    ends of their range if `saturate`."""
+    # Sums of one instruction's products and 32 bits are exact in float64.
+    total = products if held is None else products + held
+    if saturate:
+        return np.clip(total, -(2.0**31), 2.0**31 - 1).astype(np.int32)
+    return total.astype(np.int64).astype(np.int32)

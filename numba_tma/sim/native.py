@@ -72,7 +72,7 @@ class Body:
 @cache
 def ufunc(name: str, inputs: tuple[str, ...], output: str, body: str) -> np.ufunc:
     """The ufunc `name` from arrays of the PTX types `inputs` to `output`; equal arguments give one object."""
-    address = _compile(_module_text(inputs, output, body))
+    address = compile_function(_module_text(inputs, output, body))
     return _wrap(name, address, [np.dtype(_NUMPY[kind]) for kind in (*inputs, output)])
 
 
@@ -153,7 +153,7 @@ def _engine() -> tuple[Any, Any]:
     return target, llvm.create_mcjit_compiler(empty, target)
 
 
-def _compile(text: str) -> int:
+def compile_function(text: str) -> int:
     target, engine = _engine()
     # The engine has one name space, so every function gets a name of its own.
     name = f"lanes_{next(_numbers)}"

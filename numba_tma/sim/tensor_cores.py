@@ -1,12 +1,6 @@
 """The warp's matrix instructions: mma.sync, ldmatrix, stmatrix, movmatrix.
 
-Numbers. Products are exact, an instruction's sums are formed in float64 together with what the accumulator held, and
-the result is rounded once, to nearest, to the accumulator's type. The hardware's sums differ: it aligns the
-products and the accumulator of a step to the largest among them and cuts off what falls below the bits it keeps,
-and steps may cover fewer products than the instruction has. With K products a_i b_i and accumulator c, |difference|
-is at most (K + 1) 2^-23 max(|a_i b_i|, |c|) for f32 accumulators of f16, bf16 and tf32, and one unit in the last
-place more for the rounding; of 8-bit floats, for which Hopper keeps about 13 fraction bits, 2^-13 takes the place
-of 2^-23. Integers are exact. NaN results are the canonical NaN.
+Floating-point sums are the hardware's (matrix_sums.py), integers are exact.
 
 Source: PTX ISA, "Matrix multiply-accumulate operation using mma instruction", "ldmatrix", "stmatrix", "movmatrix".
 """
@@ -19,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from . import matrix_sums
 from .access import SHARED, shared_index
 from .aligned import WARP, Groups, stacked, together
 from .errors import OutOfBounds, SimError, UnknownInstruction
@@ -27,10 +22,10 @@ from .loadstore import space_of
 from .matrix_fragments import (
     ACCUMULATORS,
     BITS,
-    accumulate,
-    accumulator,
     accumulator_registers,
-    by_register,
+    add_integers,
+    from_registers,
+    in_registers,
     multiplicand,
     numbers,
 )
@@ -97,9 +92,12 @@ def _mma(d: Builder, instruction: Instruction) -> Step:
     def compute(fragment: Fragment, warps: Groups) -> None:
         left = numbers(a_type, multiplicand(stacked(fragment, a_registers, U32), slices))
         right = numbers(b_type, multiplicand(stacked(fragment, b_registers, U32), 1))
-        products = by_register(result, left @ right.transpose(0, 2, 1), slices)
-        held = accumulator(result, stacked(fragment, c_registers, dtype))
-        out = accumulate(result, products, held, saturate)
+        held = from_registers(result, stacked(fragment, c_registers, dtype), m, slices)
+        if result == "s32":
+            total = add_integers(left @ right.transpose(0, 2, 1), held, saturate)
+        else:
+            total = matrix_sums.of_mma(result, (a_type, b_type), left, right, held)
+        out = in_registers(result, total, slices)
         for target, row in zip(targets, out, strict=True):
             fragment.values[target] = row
 

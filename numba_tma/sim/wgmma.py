@@ -3,8 +3,8 @@
 The four warps of a warpgroup issue one instruction together; it reads shared memory, and writes the accumulators, at
 some time until the wait for its group. The simulator chooses that time as it does for copies (`policy`): at issue
 for "fifo" and "early", at the wait for "late", by lot for "random". Until then the accumulators hold NaN (integers -1),
-so a kernel that reads them, or overwrites the operands, too soon gets a wrong number. Numbers are those of
-tensor_cores.py.
+so a kernel that reads them, or overwrites the operands, too soon gets a wrong number. Floating-point sums are the
+hardware's (matrix_sums.py), integers are exact.
 
 An operation that is not done yet belongs to the fragment that issued it, and is done at the latest when the
 fragment's registers are copied, since it writes into the arrays that they are. Moves between registers do no harm: they
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import matrix_sums
 from .access import shared_index
 from .aligned import WARPGROUP, Groups, stack, together, uniform
 from .errors import SimError, UnknownInstruction
@@ -28,10 +29,10 @@ from .matrix_descriptor import addresses, decode
 from .matrix_fragments import (
     ACCUMULATORS,
     BITS,
-    accumulate,
-    accumulator,
     accumulator_registers,
-    by_register,
+    add_integers,
+    from_registers,
+    in_registers,
     multiplicand,
     numbers,
 )
@@ -165,13 +166,13 @@ def _mma_async(d: Builder, instruction: Instruction) -> Step:
     to, a, b, scale, *immediates = instruction.operands
     saturate = "satfinite" in modifiers
     machine = d.machine
-    from_registers = isinstance(a, Vector)
+    a_in_registers = isinstance(a, Vector)
     a_sign = b_sign = 1.0
     if not integer:
         a_sign, b_sign = _sign(immediates.pop(0), "imm-scale-a"), _sign(immediates.pop(0), "imm-scale-b")
     a_major = b_major = False
     if BITS[a_type] == 16:
-        if not from_registers:
+        if not a_in_registers:
             a_major = _major(immediates.pop(0), "imm-trans-a")
         b_major = _major(immediates.pop(0), "imm-trans-b")
     if immediates:
@@ -180,19 +181,19 @@ def _mma_async(d: Builder, instruction: Instruction) -> Step:
     dtype = ACCUMULATORS[result]
     before = registers_of(d, to, count, "D", dtype)
     targets = registers_of(d, to, count, "D", dtype, write=True)
-    if from_registers:
+    if a_in_registers:
         left: _Registers | _Shared = _Registers(a_type, registers_of(d, a, 4, "A", U32))
     else:
         left = _Shared(machine, a_type, d.reader(a, U64), _ROWS, a_major, "A")
     right = _Shared(machine, b_type, d.reader(b, U64), n, b_major, "B")
     scale_d = d.reader(scale, BOOL)
     sign = a_sign * b_sign
+    precision = matrix_sums.of_wgmma(a_type)
 
     def compute(fragment: Fragment, groups: Groups) -> None:
         lanes = fragment.n
         keep = uniform(scale_d(fragment), groups, WARPGROUP, "scale-d")
         held = [fragment.get(register) for register in before] if keep.any() else None
-        some = None if held is None or keep.all() else np.repeat(keep, WARPGROUP)
         b_units, b_which = right.locate(fragment, groups)
         if isinstance(left, _Registers):
             a_values = [fragment.get(register) for register in left.registers]
@@ -203,7 +204,7 @@ def _mma_async(d: Builder, instruction: Instruction) -> Step:
             reads = [(b_units, b_which)] if a_units is None else [(a_units, a_which), (b_units, b_which)]
             machine.observer.wgmma_issued(fragment, instruction, targets, reads)
 
-        def products() -> np.ndarray:
+        def perform() -> np.ndarray:
             if a_units is None:
                 a_matrix = left.read(a_values, lanes)
             else:
@@ -211,20 +212,16 @@ def _mma_async(d: Builder, instruction: Instruction) -> Step:
                 a_matrix = a_matrix if len(a_matrix) == 1 else a_matrix[a_which]
             b_matrix = right.fetch(b_units)
             b_matrix = b_matrix if len(b_matrix) == 1 else b_matrix[b_which]
-            product = a_matrix @ b_matrix.transpose(0, 2, 1)
-            if len(product) != groups.count:
-                product = np.broadcast_to(product, (groups.count, _ROWS, n))
-            product = by_register(result, product, 2)
-            return -product if sign < 0 else product
-
-        def perform() -> np.ndarray:
-            product = products()
-            if held is None:
-                return accumulate(result, product, None, saturate)
-            number = accumulator(result, stack(held, lanes, dtype))
-            if some is not None:
-                number = np.where(some[:, None] if result == "f16" else some, number, number.dtype.type(0))
-            return accumulate(result, product, number, saturate)
+            added = None
+            if held is not None:
+                added = from_registers(result, stack(held, lanes, dtype), _ROWS, 2)
+                added[~keep] = 0
+            if integer:
+                total = add_integers(a_matrix @ b_matrix.transpose(0, 2, 1), added, saturate)
+            else:
+                a_matrix = a_matrix if sign > 0 else -a_matrix
+                total = matrix_sums.step(precision, result, (a_type, b_type), a_matrix, b_matrix, added)
+            return in_registers(result, np.broadcast_to(total, (groups.count, _ROWS, n)), 2)
 
         # What an earlier operation has still to write, this one has still to read.
         behind = fragment.pending is not None and fragment.pending.busy

@@ -1,10 +1,10 @@
-"""How tensor cores sum: a family of models, of which the hardware's bits choose one.
+"""How tensor cores may sum: a family of models, of which the hardware's bits choose one.
 
 A step takes `terms` products of elements and what was accumulated before. The exponent of a product is the sum of its
 factors' exponents (its significand lies in [1, 4)); a subnormal number has the exponent of the smallest normal one. All
 are shifted to the largest exponent of the step and cut off `fraction` bits below it, then added exactly; the sum
-is rounded to the result's type. Known for Hopper from the literature (Khattak and Mikaitis, arXiv 2512.07004; Xie et
-al., arXiv 2511.10909): 25 bits, of wgmma with 8-bit floats 13.
+is rounded to the result's type, and zeros are positive. What the simulator does (numba_tma/sim/matrix_sums.py) is one
+of them, written here a second time and plainly.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matrix_configurations import Configuration
+from matrix_instructions import BITS, Instruction
 from matrix_operands import operands
 
 from numba_tma.sim.matrix_fragments import numbers
@@ -28,7 +29,8 @@ _NO_EXPONENT = -10000
 class Model:
     """`terms` products a step (0: all of an instruction's), `fraction` bits kept below the largest exponent, `rounding`
     of an f32 result 'rz' or 'rn' to `kept` fraction bits; f16 results are rounded to nearest unless `rounding_f16`
-    is 'rz'. `normalised`: a product's exponent is that of its value."""
+    is 'rz'. `normalised`: a product's exponent is that of its value. `halves`: the first two of every four elements
+    along K and then the others, as f16; and what was accumulated before is added at the end."""
 
     fraction: int = 25
     terms: int = 0
@@ -36,10 +38,21 @@ class Model:
     kept: int = 23
     rounding_f16: str = "rn"
     normalised: bool = False
+    halves: bool = False
 
 
-def candidates(result: str) -> Iterator[Model]:
+def of(instruction: Instruction) -> Model:
+    """What an H200 does."""
+    if BITS[instruction.a] != 8:
+        return Model()
+    return Model(halves=True) if instruction.family == "mma" else Model(fraction=13, kept=13)
+
+
+def candidates(instruction: Instruction) -> Iterator[Model]:
     """Models to try."""
+    result = instruction.result
+    if BITS[instruction.a] == 8:
+        yield from (Model(fraction, halves=True) for fraction in (24, 25, 26))
     fractions = (13, 14, 22, 23, 24, 25, 26, 27, 60)
     for fraction, terms, normalised in itertools.product(fractions, (0, 4, 8, 16), (False, True)):
         if result == "f16":
@@ -95,7 +108,7 @@ def step(model: Model, result: str, kinds: tuple[str, str], a: np.ndarray, b: np
     with np.errstate(invalid="ignore", over="ignore"):
         total = np.trunc(np.ldexp(products, shift[..., None])).sum(axis=-1) + np.trunc(np.ldexp(held, shift))
         total = np.ldexp(total, -shift)
-        return _finish(model, result, np.where(np.isfinite(plain), total, plain))
+        return _finish(model, result, np.where(np.isfinite(plain), total, plain)) + 0
 
 
 def apply(model: Model, configuration: Configuration) -> np.ndarray:
@@ -109,10 +122,16 @@ def apply(model: Model, configuration: Configuration) -> np.ndarray:
             a, b = numbers(i.a, a_bits) * sign, numbers(i.b, b_bits)
             if not use.scale and i.family == "wgmma":
                 held = np.zeros_like(held)
+            if model.halves:
+                part, first = np.zeros_like(held), np.arange(a.shape[-1]) % 4 < 2
+                for chosen in (first, ~first):
+                    part = step(model, i.result, ("f16", "f16"), a[..., chosen], b[..., chosen], part)
+                held = held + part
+                continue
             terms = model.terms or a.shape[-1]
-            for first in range(0, a.shape[-1], terms):
-                part = slice(first, first + terms)
-                held = step(model, i.result, (i.a, i.b), a[..., part], b[..., part], held)
+            for begin in range(0, a.shape[-1], terms):
+                some = slice(begin, begin + terms)
+                held = step(model, i.result, (i.a, i.b), a[..., some], b[..., some], held)
     return held
 
 

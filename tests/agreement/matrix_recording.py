@@ -7,7 +7,6 @@ one. A launch of several configurations that failed is repeated with each alone.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import functools
 import hashlib
 import time
@@ -32,7 +31,6 @@ from numba_tma import LaunchError, sim
 
 RECORD = "matrices.json"
 _LIMIT_S = 20
-_SAMPLED = ("numbers", "spread", "subnormals")
 _FIT_CASES, _FIT_MODELS = 4, 16
 
 
@@ -184,7 +182,7 @@ def fit(cases: Cases) -> list[tuple[float, Model]]:
         by_values[case[0].values].append(case)
     few = [case for values, found in by_values.items() for case in found[: 4 if values == "probes" else 1]]
     many = [case for found in by_values.values() for case in found[:_FIT_CASES]]
-    tried = list(accumulation.candidates(cases[0][0].instruction.result))
+    tried = list(accumulation.candidates(cases[0][0].instruction))
     tried.sort(key=lambda model: -_share(model, few))
     return sorted(((_share(model, many), model) for model in tried[:_FIT_MODELS]), key=lambda pair: -pair[0])
 
@@ -200,137 +198,104 @@ def _first_difference(instruction: Instruction, real: np.ndarray, other: np.ndar
     place = tuple(wrong[0])
     return (
         f"{len(wrong)} of {mine.size} elements, rows {rows[:9]}, columns {columns[:9]}; at {list(map(int, place))}: "
-        f"{mine[place]} and {theirs[place]}"
+        f"{_shown(mine[place])} and {_shown(theirs[place])}"
     )
-
-
-def _compare_exact(
-    cases: list[tuple[str, Configuration, np.ndarray, np.ndarray | str]], say: Callable[..., None]
-) -> None:
-    total, wrong = Counter(), Counter()
-    shown: set[frozenset[str]] = set()
-    lines, differing = [], 0
-    for key, configuration, real, simulated in cases:
-        tags = configuration.tags
-        total.update(tags)
-        if not isinstance(simulated, str) and (real == simulated).all():
-            continue
-        wrong.update(tags)
-        differing += 1
-        if frozenset(tags) not in shown and len(shown) < 40:
-            shown.add(frozenset(tags))
-            what = simulated
-            if not isinstance(simulated, str):
-                what = _first_difference(configuration.instruction, real, simulated)
-            lines += [f"  {key}: {sorted(tags)}", f"    {configuration.uses[:2]}", f"    {what}"]
-    say(f"{len(cases)} configurations whose bits must agree, {differing} differ")
-    for tag in sorted(wrong, key=lambda tag: -wrong[tag] / total[tag]):
-        say(f"  {wrong[tag]:5} of {total[tag]:5} with '{tag}'")
-    for line in lines:
-        say(line, brief=False)
-
-
-def _compare_rounded(
-    cases: list[tuple[str, Configuration, np.ndarray, np.ndarray]], say: Callable[..., None]
-) -> dict[str, Any]:
-    """Fit the models, and say what they leave unexplained. Gives the best one of each kind."""
-    by_kind: dict[str, Cases] = defaultdict(list)
-    of_simulator: dict[str, list[np.ndarray]] = defaultdict(list)
-    for _, configuration, real, simulated in cases:
-        by_kind[kind_of(configuration.instruction)].append((configuration, real))
-        of_simulator[kind_of(configuration.instruction)].append(simulated)
-    best = {}
-    for kind, of_kind in by_kind.items():
-        shares = fit(of_kind)
-        share, model = shares[0]
-        also = [m for s, m in shares if s == share][1:]
-        right: dict[str, list[np.ndarray]] = defaultdict(list)
-        simulated_right, missed, signs = [], [], 0
-        for (configuration, real), simulated in zip(of_kind, of_simulator[kind], strict=True):
-            i = configuration.instruction
-            mine, expected = matrix_operands.result(i, real), accumulation.apply(model, configuration)
-            agree = accumulation.same(mine, expected)
-            right[configuration.values].append(agree.reshape(-1))
-            simulated_right.append(accumulation.same(mine, matrix_operands.result(i, simulated)).reshape(-1))
-            signs += int((~agree & (mine == 0) & (expected == 0)).sum())
-            for place in np.argwhere(~agree)[: 3 if len(missed) < 12 else 0]:
-                p = tuple(place)
-                missed.append(
-                    f"{i.name} ({configuration.values}) at {list(map(int, p))}: "
-                    f"hardware {_shown(mine[p])}, model {_shown(expected[p])}"
-                )
-        counts = {values: (int(np.concatenate(r).sum()), sum(map(len, r))) for values, r in right.items()}
-        as_simulated = float(np.concatenate(simulated_right).mean())
-        say(f"  {kind}: the simulator has {as_simulated:.2%} of the bits, the best model {share:.4%}: {model}")
-        say(f"    {', '.join(f'{v} {n}/{t}' for v, (n, t) in counts.items())}; {signs} differ in a zero's sign")
-        if also:
-            say(f"    as good: {also[:6]}{' …' if len(also) > 6 else ''}", brief=False)
-        for line in missed:
-            say(f"    {line}", brief=False)
-        best[kind] = {"model": dataclasses.asdict(model), "share": share, "simulator": as_simulated, "counts": counts}
-    return best
 
 
 def _shown(value: np.generic) -> str:
     return f"{value} = {value.tobytes()[::-1].hex()}"
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A configuration in which the sides differ; `what` says how (the hardware's first), or why it is refused."""
+
+    key: str
+    configuration: Configuration
+    real: np.ndarray
+    what: str
+    refused: bool
+
+
+def _say_differences(compared: list[Configuration], found: list[Difference], say: Callable[..., None]) -> None:
+    """Counts by tag, the first of each kind of tags, and for sums the models that explain the hardware's."""
+    say(f"{len(compared)} configurations, {len(found)} differ")
+    total = Counter(tag for configuration in compared for tag in configuration.tags)
+    wrong = Counter(tag for difference in found for tag in difference.configuration.tags)
+    for tag in sorted(wrong, key=lambda tag: -wrong[tag] / total[tag]):
+        say(f"  {wrong[tag]:5} of {total[tag]:5} with '{tag}'")
+    shown: set[frozenset[str]] = set()
+    by_kind: dict[str, Cases] = defaultdict(list)
+    for difference in found:
+        tags = frozenset(difference.configuration.tags)
+        if tags not in shown and len(shown) < 40:
+            shown.add(tags)
+            for line in (difference.key, str(difference.configuration.uses[:2]), f"  {difference.what}"):
+                say(f"  {line}", brief=False)
+        if not (difference.configuration.exact or difference.refused):
+            by_kind[kind_of(difference.configuration.instruction)].append((difference.configuration, difference.real))
+    for kind, cases in by_kind.items():
+        say(f"{kind}: what explains the sums that differ")
+        for share, model in fit(cases)[:4]:
+            say(f"  {share:.4%} {model}")
+
+
 def compare(raw: dict[str, dict[str, str]], say: Callable[..., None]) -> dict[str, Any]:
     """Say how hardware and simulator differ; gives what is recorded."""
     failures = raw["failures"]
-    outputs = {}
-    for key, packed in raw["outputs"].items():
-        group, name, index = key.split("/")
-        outputs[key] = unpack(groups()[group][name][int(index)].instruction, packed)
-    exact, rounded = [], []
-    recorded: dict[str, Any] = {"digests": {}, "samples": {}, "probes": {}}
+    recorded: dict[str, Any] = {"digests": {}, "probes": {}}
+    compared: list[Configuration] = []
+    found: list[Difference] = []
     for group, by_name in groups().items():
         for name, every in by_name.items():
-            present = [i for i in range(len(every)) if f"{group}/{name}/{i}" in outputs]
-            simulated: Any = simulate(tuple(every[i] for i in present)) if present else []
-            if isinstance(simulated, str):  # one that is refused takes its launch along
-                simulated = [alone if isinstance(alone := simulate((every[i],)), str) else alone[0] for i in present]
-            for index, result in zip(present, simulated, strict=True):
-                key = f"{group}/{name}/{index}"
-                case = (key, every[index], outputs[key], result)
-                (exact if every[index].exact else rounded).append(case)
-            digests = [
-                digest(outputs[key]) if (key := f"{group}/{name}/{i}") in outputs else failures.get(key, "not executed")
+            instruction = every[0].instruction
+            outputs = {
+                i: unpack(instruction, raw["outputs"][key])
                 for i in range(len(every))
-            ]
-            if group == "probes":
-                if len(present) == len(every):
-                    answers = matrix_probes.answers(
-                        every[0].instruction, np.stack([outputs[f"{group}/{name}/{i}"] for i in present])
-                    )
-                    recorded["probes"][name] = {"fingerprint": fingerprint(every), "answers": "".join(answers.values())}
-                continue
-            recorded["digests"][f"{group}/{name}"] = {"fingerprint": fingerprint(every), "digests": digests}
-    say("\nrefused by the hardware, by what the simulator says:")
+                if (key := f"{group}/{name}/{i}") in raw["outputs"]
+            }
+            for i, result in zip(outputs, simulate_each([every[i] for i in outputs]), strict=True):
+                compared.append(every[i])
+                refused = isinstance(result, str)
+                if refused or (result != outputs[i]).any():
+                    what = result if refused else _first_difference(instruction, outputs[i], result)
+                    found.append(Difference(f"{group}/{name}/{i}", every[i], outputs[i], what, refused))
+            entry: dict[str, Any] = {"fingerprint": fingerprint(every)}
+            if group != "probes":
+                entry["digests"] = [
+                    digest(outputs[i]) if i in outputs else failures.get(f"{group}/{name}/{i}", "not executed")
+                    for i in range(len(every))
+                ]
+                recorded["digests"][f"{group}/{name}"] = entry
+            elif len(outputs) == len(every):
+                answers = matrix_probes.answers(instruction, np.stack(list(outputs.values())))
+                recorded["probes"][name] = entry | {"answers": "".join(answers.values())}
+    say("\ntensor cores:")
+    _say_differences(compared, found, say)
     for failure, count in Counter(failures.values()).items():
-        say(f"  {count} configurations: {failure}")
+        say(f"{count} configurations refused by the hardware: {failure}")
     for key in failures:
         group, name, index = key.split("/")
         configuration = groups()[group][name][int(index)]
-        result = simulate((configuration,))
-        say(f"  {key} ({configuration.layout}): {result if isinstance(result, str) else 'fine'}", brief=False)
-    say("")
-    _compare_exact(exact, say)
-    say(f"\n{len(rounded)} configurations with rounded sums:")
-    recorded["models"] = _compare_rounded([case for case in rounded if not isinstance(case[3], str)], say)
-    taken: set[str] = set()
-    for key, configuration, real, _ in rounded:
-        i = configuration.instruction
-        what = f"{kind_of(i)} {configuration.values}"
-        if i.n == 8 and configuration.values in _SAMPLED and what not in taken:
-            taken.add(what)
-            recorded["samples"][key] = pack(real)
+        (result,) = simulate_each([configuration])
+        if not isinstance(result, str):
+            say(f"  {key} ({configuration.layout}), but not by the simulator")
     _say_probes(recorded["probes"], say)
     return recorded
 
 
+def simulate_each(configurations: list[Configuration]) -> list[np.ndarray | str]:
+    """The simulator's outputs of each; one that is refused takes its launch along, so that they are launched alone."""
+    if not configurations:
+        return []
+    together = simulate(tuple(configurations))
+    if not isinstance(together, str):
+        return list(together)
+    return [alone if isinstance(alone := simulate((c,)), str) else alone[0] for c in configurations]
+
+
 def _say_probes(recorded: dict[str, Any], say: Callable[..., None]) -> None:
-    """All answers that are not the exact sum rounded to nearest, with what the simulator and that sum are."""
+    """All answers that are not the exact sum rounded to nearest, beside that sum."""
     nearest = accumulation.Model(fraction=60, rounding="rn")
     for name, entry in recorded.items():
         every = groups()["probes"][name]
@@ -340,7 +305,7 @@ def _say_probes(recorded: dict[str, Any], say: Callable[..., None]) -> None:
             i, np.stack([matrix_operands.words(i, accumulation.apply(nearest, c)) for c in every])
         )
         count = sum(exact[label] != bits for label, bits in hardware.items())
-        say(f"\nprobes of {name}: {count} of {len(hardware)} not the exact sum")
+        say(f"probes of {name}: {count} of {len(hardware)} are not the exact sum rounded to nearest", brief=False)
         for label, bits in hardware.items():
             if exact[label] != bits:
                 say(f"  {label}: {bits}, exact {exact[label]}", brief=False)
