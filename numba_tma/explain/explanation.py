@@ -48,7 +48,8 @@ class Explanation:
     @functools.cached_property
     def ptx(self) -> tuple[PtxListing, ...]:
         """The kernel's PTX, then that of the functions of ptx/ that it calls."""
-        return tuple(ptx_listing.listings(self.compiled, self.entry))
+        named = python_source.ptx_functions(self.kernel.function)
+        return tuple(ptx_listing.listings(self.compiled, self.entry, named))
 
     @functools.cached_property
     def python(self) -> tuple[Section, ...]:

@@ -11,7 +11,7 @@ import bisect
 import dataclasses
 import linecache
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from .. import ptx_files, sim
@@ -80,12 +80,13 @@ class PtxListing:
         return tuple(line for line in self.lines if line.mnemonic)
 
 
-def listings(compiled: Compiled, entry: Place) -> list[PtxListing]:
+def listings(compiled: Compiled, entry: Place, named: Container[str] = ()) -> list[PtxListing]:
     """The kernel's PTX, then that of the functions of ptx/ that it calls.
 
-    `entry` is the line of the kernel's `def`, which stands for what belongs to no other line.
+    `entry` is the line of the kernel's `def`, to which its end belongs. `named` are functions of ptx/ that the kernel
+    has under another name.
     """
-    kernel = _kernel(compiled, entry)
+    kernel = _kernel(compiled, entry, named)
     result, wanted = [kernel], _calls(kernel.lines)
     modules = [(name, text, sim.parse(text, name)) for name, text in compiled.modules]
     done: set[str] = set()
@@ -114,13 +115,13 @@ def _calls(lines: Sequence[PtxLine]) -> dict[str, tuple[Place, ...]]:
     return {name: tuple(places) for name, places in found.items()}
 
 
-def _kernel(compiled: Compiled, entry: Place) -> PtxListing:
+def _kernel(compiled: Compiled, entry: Place, named: Container[str]) -> PtxListing:
     texts = compiled.ptx.split("\n")
     function = sim.parse(compiled.ptx, f"{compiled.name}.ptx").entries[compiled.name]
     places, guessed = _places(function.body, entry)
     found = list(snippets.find(texts))
     lines = list(_lines(texts, function, places, guessed, found))
-    inlined = [Inlined(s.first, s.last, _chosen(s, lines)) for s in found]
+    inlined = [Inlined(s.first, s.last, _chosen(s, lines, named)) for s in found]
     last = _closing(texts, function)
     first = next((n for n, text in enumerate(texts, 1) if text.startswith(".version")), 1)
     shown = [line for line in lines if first <= line.number <= last and _worth_showing(line.text)]
@@ -241,8 +242,8 @@ def _registers(operand: object) -> set[str]:
     return set()
 
 
-def _chosen(snippet: snippets.Snippet, lines: Sequence[PtxLine]) -> Function | None:
-    """Of functions with the same text the one that the Python line names, or the first."""
+def _chosen(snippet: snippets.Snippet, lines: Sequence[PtxLine], named: Container[str]) -> Function | None:
+    """Of functions with the same text the one that the Python line names, else one that the kernel has, else any."""
     if len(snippet.candidates) < 2:
         return snippet.candidates[0] if snippet.candidates else None
     inside = lines[snippet.first : snippet.last]
@@ -251,4 +252,4 @@ def _chosen(snippet: snippets.Snippet, lines: Sequence[PtxLine]) -> Function | N
         for function in snippet.candidates:
             if function.name in words:
                 return function
-    return snippet.candidates[0]
+    return next((function for function in snippet.candidates if function.name in named), snippet.candidates[0])

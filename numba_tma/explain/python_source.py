@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..ptx import DeviceFunction
 from .ptx_listing import Place
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -55,6 +56,12 @@ def entry(function: Callable) -> Place:
     code = function.__code__
     node = next((n for n in _defined(code.co_filename) if _first(n) == code.co_firstlineno), None)
     return Place(code.co_filename, node.lineno if node is not None else code.co_firstlineno)
+
+
+def ptx_functions(function: Callable) -> set[str]:
+    """Names of the functions of ptx/ that a kernel, or what it calls, has under a name of its own."""
+    taken = (value for found in _reachable(function) for value in _taken(found).values())
+    return {value.function.name for value in taken if isinstance(value, DeviceFunction)}
 
 
 def sections(function: Callable, places: Iterable[Place]) -> list[Section]:

@@ -46,8 +46,10 @@ def explain(
     if name.endswith(".py"):
         if options:
             raise TargetError(f"{target}: options are for variants of the suite; write them into {name}")
-        launches = _of_file(Path(name), kernel_name or None, arguments, arch)
-        return _explained(Path(name).name, launches, kernel_name or launches[0].kernel.__name__)
+        # Making the arguments may launch kernels too; the one that was asked for comes last.
+        launch = _recorded(check.python_launch(Path(name), kernel_name or None, arguments), arch, name)[-1]
+        kernel_name = kernel_name or launch.kernel.__name__
+        return Explanation(f"{Path(name).name}:{kernel_name}", "", launch.kernel, launch.compiled)
     try:
         ((problem, variants),) = select([name])
     except KeyError as error:
@@ -56,18 +58,12 @@ def explain(
         known = ", ".join(f"{problem.name}.{variant.name}" for variant in problem.variants)
         raise TargetError(f"{name} has {len(variants)} variants; name one: {known}")
     launches = _of_variant(problem, variants[0], arch, options or {})
-    return _explained(name, launches, kernel_name, variants[0].idea)
-
-
-def _explained(title: str, launches: list[Recorded], kernel_name: str, idea: str = "") -> Explanation:
     names = list(dict.fromkeys(launch.kernel.__name__ for launch in launches))
     if kernel_name and kernel_name not in names:
-        raise TargetError(f"{title} launches {', '.join(names)}, and no {kernel_name}")
-    chosen = kernel_name or names[0]
-    if kernel_name or len(names) > 1:
-        title = f"{title}:{chosen}"
-    launch = next(launch for launch in launches if launch.kernel.__name__ == chosen)
-    return Explanation(title, idea, launch.kernel, launch.compiled)
+        raise TargetError(f"{name} launches {', '.join(names)}, and no {kernel_name}")
+    launch = next(launch for launch in launches if launch.kernel.__name__ == (kernel_name or names[0]))
+    title = name if len(names) == 1 else f"{name}:{launch.kernel.__name__}"
+    return Explanation(title, variants[0].idea, launch.kernel, launch.compiled)
 
 
 def smallest_case(problem: Problem) -> Case:
@@ -89,10 +85,6 @@ def _of_variant(problem: Problem, variant: Variant, arch: str, options: Mapping[
             raise TargetError(f"{problem.name}.{variant.name}: {error}") from None
 
     return _recorded(launch, arch, f"{problem.name}.{variant.name}")
-
-
-def _of_file(file: Path, kernel_name: str | None, arguments: str, arch: str) -> list[Recorded]:
-    return _recorded(check.python_launch(file, kernel_name, arguments), arch, str(file))
 
 
 def _recorded(launch: Callable[[], Any], arch: str, name: str) -> list[Recorded]:

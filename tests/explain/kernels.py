@@ -37,6 +37,10 @@ def called(out):
     out[uint32(cuda.threadIdx.x)] = ptx.linked.laneid()  # called: call
 
 
+by_another_name = called
+wait_group = ptx.wgmma_wait_group_m64n32_f32
+
+
 @kernel(threads=128, shared=operands)
 def product(out, steps):
     acc = cuda.local.array(16, float32)
@@ -50,6 +54,7 @@ def product(out, steps):
         ptx.wgmma_mma_async_m64n32k16_f32_f16_f16(acc, a + uint64(2), b + uint64(2), True, 0, 0)  # product: second
         ptx.wgmma_commit_group()
         ptx.wgmma_wait_group_m64n32_f32(acc, 0)  # product: wait
+    wait_group(acc, 0)  # product: again
     for i in range(16):
         out[cuda.threadIdx.x, i] = acc[i]
 
