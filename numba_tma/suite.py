@@ -73,6 +73,7 @@ def run_case(
     `schedules` is how many of the simulator's orders of copies and warps to try; the check of a variant ends with the
     first that goes wrong.
     """
+    variants = [variant for variant in variants if variant.name not in case.without]
     rng = np.random.default_rng(seed)
     host = problem.inputs(case, rng)
     expected = problem.reference(host, case)
@@ -92,19 +93,19 @@ def run_case(
         if bound is not None and record.ok:
             launches[variant.name] = bound
     if measure and launches:
-        _measure(problem, case, records, launches, device_copy_rate, repeats)
+        _measure(problem, case, records, launches, _peer(problem, case, device), device_copy_rate, repeats)
     yield from records
 
 
-def worst_error(problem: Problem, actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+def worst_error(tolerance: float, actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
     """Largest deviation over all outputs, relative to the largest reference value; counts of unequal elements where
-    the problem's tolerance is 0. NaN anywhere it should not be counts as infinite."""
+    the tolerance is 0. NaN anywhere it should not be counts as infinite."""
     worst = 0.0
     for name, reference in expected.items():
         got = actual[name]
         if got.shape != reference.shape:
             return float("inf")
-        if problem.tolerance == 0:
+        if tolerance == 0:
             same = got.view(np.uint8) == np.ascontiguousarray(reference).view(np.uint8) if got.size else np.True_
             worst = max(worst, float(np.size(same) - np.count_nonzero(same)))
             continue
@@ -126,7 +127,7 @@ def _record(problem: Problem, case: Case, variant: Variant, backend: str, device
         case.dtype,
         case.options_of(variant.name),
         ok=False,
-        tolerance=problem.tolerance,
+        tolerance=problem.tolerance_of(case),
     )
 
 
@@ -149,10 +150,10 @@ def _simulated(
     except Exception as error:
         record.reason = f"{type(error).__name__}: {error}{under}"
         return record
-    record.error = worst_error(problem, host, expected)
-    record.ok = record.error <= problem.tolerance
+    record.error = worst_error(record.tolerance, host, expected)
+    record.ok = record.error <= record.tolerance
     if not record.ok:
-        record.reason = f"error {record.error:.3g} above {problem.tolerance:.3g}{under}"
+        record.reason = f"error {record.error:.3g} above {record.tolerance:.3g}{under}"
     record.hazards = [str(hazard) for hazard in report.hazards]
     wrong = [hazard for hazard in report.hazards if getattr(hazard, "severity", "error") == "error"]
     if wrong and record.ok:
@@ -183,11 +184,20 @@ def _checked_on_gpu(
     except Exception as error:
         record.reason = f"{type(error).__name__}: {error}"
         return record, None
-    record.error = worst_error(problem, {name: device[name].to_host() for name in problem.outputs}, expected)
-    record.ok = record.error <= problem.tolerance
+    record.error = worst_error(record.tolerance, {name: device[name].to_host() for name in problem.outputs}, expected)
+    record.ok = record.error <= record.tolerance
     if not record.ok:
-        record.reason = f"error {record.error:.3g} above {problem.tolerance:.3g}"
+        record.reason = f"error {record.error:.3g} above {record.tolerance:.3g}"
     return record, bound
+
+
+def _peer(problem: Problem, case: Case, device: Mapping[str, DeviceArray]) -> tuple[str, Callable[[], Any]] | None:
+    """Name and launch of the first peer that is here and does this case."""
+    for name, bind in problem.peers.items():
+        bound = bind(device, **case.options)
+        if bound is not None:
+            return name, bound
+    return None
 
 
 def _measure(
@@ -195,10 +205,12 @@ def _measure(
     case: Case,
     records: list[Record],
     launches: dict[str, Callable[[], Any]],
+    peer: tuple[str, Callable[[], Any]] | None,
     device_copy_rate: float | None,
     repeats: int,
 ) -> None:
-    timings = bench.time_launches(launches, repeats=repeats)
+    beside = {f"peer {peer[0]}": peer[1]} if peer else {}
+    timings = bench.time_launches({**launches, **beside}, repeats=repeats)
     baseline = next((v.name for v in problem.variants if v.baseline and v.name in timings), None)
     for record in records:
         timing = timings.get(record.variant)
@@ -211,6 +223,9 @@ def _measure(
             record.share_of_device_copy = record.gb_per_s / device_copy_rate
         if baseline:
             record.ratio_to_baseline = timings[baseline].median / timing.median
+        if peer:
+            record.peer = peer[0]
+            record.ratio_to_peer = timings[f"peer {peer[0]}"].median / timing.median
 
 
 def device_copy_rate(nbytes: int = 1 << 30, repeats: int = 20) -> float:

@@ -1,13 +1,14 @@
-"""Problems that teach TMA: one file each, its variants in teaching order, plain Numba first."""
+"""Problems that teach TMA: one file or folder each, its variants in teaching order, plain Numba first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from . import copy, kv_stream
+from .gemm import ladder as gemm
 from .problem import Case, Problem, Variant
 
-PROBLEMS: tuple[Problem, ...] = (copy.PROBLEM, kv_stream.PROBLEM)
+PROBLEMS: tuple[Problem, ...] = (copy.PROBLEM, kv_stream.PROBLEM, gemm.PROBLEM)
 
 __all__ = ["PROBLEMS", "Case", "Problem", "Variant", "select"]
 

@@ -26,12 +26,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Case:
-    """One size to run: the shape, the element type, the options of all variants and, by name, of single ones."""
+    """One size to run: the shape, the element type, the options of all variants and, by name, of single ones.
+
+    `without` names variants that would take too long at this size.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     options: Mapping[str, Any] = field(default_factory=dict)
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
 
     def options_of(self, variant: str) -> dict[str, Any]:
         """What the variant of this name is bound with."""
@@ -44,7 +48,9 @@ class Problem:
 
     `inputs(case, rng)` makes host arrays by name. `outputs` names those that the kernels write, which are poisoned
     before each run. `reference(arrays, case)` gives what each output should hold, in float64 where it is computed.
-    `tolerance` bounds the error relative to the largest reference value; 0 asks for equal bits.
+    `tolerance`, a number or one for each case, bounds the error relative to the largest reference value; 0 asks for
+    equal bits. `peers` are libraries to be measured beside, by name: bound like a variant, on device arrays, they give
+    a launch, or None where the library is absent or cannot do the case.
     """
 
     name: str
@@ -56,7 +62,12 @@ class Problem:
     flops: Callable[[Case], int]
     variants: Sequence[Variant]
     cases: Mapping[str, Sequence[Case]]
-    tolerance: float = 0.0
+    tolerance: float | Callable[[Case], float] = 0.0
+    peers: Mapping[str, Callable[..., Callable[[], Any] | None]] = field(default_factory=dict)
+
+    def tolerance_of(self, case: Case) -> float:
+        """The largest error allowed in a case."""
+        return self.tolerance(case) if callable(self.tolerance) else self.tolerance
 
     def variant(self, name: str) -> Variant:
         """The variant of that name.

@@ -9,6 +9,8 @@ import pytest
 
 from numba_tma import TensorMap, driver, suite
 from numba_tma.kernels import PROBLEMS, copy, kv_stream, select
+from numba_tma.kernels.gemm import ladder as gemm
+from numba_tma.kernels.gemm import plain, warp_mma
 from numba_tma.kernels.problem import Case
 
 ALL = [(problem, variant) for problem in PROBLEMS for variant in problem.variants]
@@ -23,6 +25,8 @@ def cases(problem, rows, columns):
         for dtype in ("float32", "uint8"):
             itemsize = np.dtype(dtype).itemsize
             yield Case((rows, -(-columns * itemsize // 16) * 16 // itemsize), dtype)
+    elif problem is gemm.PROBLEM:
+        yield Case((rows, columns, (rows + columns) % 31 * 8 + 8), "float16")
     else:
         yield Case((rows, columns), "float16", {"work": 1, "splits": 1})
         yield Case((rows, columns), "float16", {"work": 3, "splits": 2})
@@ -66,6 +70,7 @@ OUT = np.zeros((1, 64), np.float32)
 BYTES = np.zeros(4096, np.uint8)
 FLOATS = np.zeros((64, 64), np.float32)
 TILES = np.uint32(4)
+NO_BIAS = np.float32(0)
 
 
 def kv_maps():
@@ -105,6 +110,22 @@ COMPILED = {
         kv_maps,
         "sm_90a",
         ("UTMALDG.2D", "SYNCS", "LDS.128"),
+        ("LDG", "STS"),
+    ),
+    "gemm.naive": (plain.make_naive, lambda: (MATRIX, MATRIX, MATRIX, NO_BIAS), "sm_80", ("LDG.E.U16", "FFMA"), ()),
+    "gemm.tiled": (plain.make_tiled, lambda: (MATRIX, MATRIX, MATRIX, NO_BIAS), "sm_80", ("LDS.128", "FFMA"), ()),
+    "gemm.mma_cp_async": (
+        lambda: warp_mma.make_mma_cp_async("float16", "float16"),
+        lambda: (MATRIX, MATRIX, MATRIX, NO_BIAS),
+        "sm_80",
+        ("LDGSTS.E.BYPASS.LTC128B.128", "LDSM.16.M88.4", "HMMA.16816.F32"),
+        ("LDG.E", "STS"),
+    ),
+    "gemm.mma_tma": (
+        lambda: warp_mma.make_mma_tma("float16", "float16"),
+        lambda: (*(TensorMap(MATRIX, (rows, 64), swizzle="128B") for rows in (128, 256)), MATRIX, NO_BIAS, TILES),
+        "sm_90a",
+        ("UTMALDG.2D", "SYNCS", "LDSM.16.M88.4", "HMMA.16816.F32"),
         ("LDG", "STS"),
     ),
 }
@@ -194,12 +215,12 @@ def test_copy_of_nothing(variant, in_simulator):
 
 
 def test_select():
-    assert [p.name for p, _ in select(None)] == ["copy", "kv_stream"]
+    assert [p.name for p, _ in select(None)] == ["copy", "kv_stream", "gemm"]
     assert [(p.name, [v.name for v in vs]) for p, vs in select(["copy.bulk", "copy.plain", "copy.bulk"])] == [
         ("copy", ["bulk", "plain"])
     ]
-    with pytest.raises(KeyError, match="no problem 'gemm'"):
-        select(["gemm"])
+    with pytest.raises(KeyError, match="no problem 'sort'"):
+        select(["sort"])
     with pytest.raises(KeyError, match="has no variant 'fast'"):
         select(["copy.fast"])
 

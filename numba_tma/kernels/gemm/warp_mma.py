@@ -24,9 +24,11 @@ from numba.cuda.types import float32, uint32, uint64
 from ... import ptx
 from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait, release_to_async, ring
+from ...pitch import is_pitched
 from ...shared import Barriers, Shared, Tiles
 from ...unroll import unroll
 from .epilogue import make_direct_store
+from .operands import Operands
 
 DEPTH = 64  # elements of K in a tile: 128 bytes, the span of the swizzle
 STEP = 16  # elements of K that one mma takes
@@ -169,8 +171,13 @@ def make_store_warp(tile: tuple[int, int], out_dtype: str, activation: str, has_
 # ---------------------------------------------------------------------------------------------------------------------
 # Step 3: cp.async.
 
-# How rows of 8 elements are copied: in whole ones of 16 bytes; in such of which the last may end within; one by one.
-COPIES = ("whole", "partial", "elements")
+
+def copies_for(o: Operands) -> str:
+    """How these operands' rows are copied: in whole pieces of 16 bytes; in such, of which the last is filled up with
+    zeros ("partial"); or, as cp.async takes aligned addresses only, element by element."""
+    if not (is_pitched(o.a) and is_pitched(o.b)):
+        return "elements"
+    return "whole" if o.k % 8 == 0 and (o.b_major == "k" or o.n % 8 == 0) else "partial"
 
 
 def make_fetch(threads: int, copies: str) -> Callable:
@@ -262,12 +269,12 @@ def make_mma_cp_async(
         first_column = uint32(uint32(cuda.blockIdx.y) * uint32(columns))
         k_blocks = uint32((uint32(a.shape[1]) + uint32(DEPTH - 1)) // uint32(DEPTH))
         for block in range(ahead_by):
-            fetch_a(block, a, first_row, uint32(block))
-            fetch_b(block, b, first_column, uint32(block))
+            fetch_a(uint32(block), a, first_row, uint32(block))
+            fetch_b(uint32(block), b, first_column, uint32(block))
             ptx.cp_async_commit_group()
         ptx.cp_async_wait_group(pending)
         cuda.syncthreads()
-        load_fragments(a0, b0, 0, 0)
+        load_fragments(a0, b0, uint32(0), 0)
 
         for block in range(k_blocks):
             stage, _ = ring(block, stages)
@@ -349,10 +356,10 @@ def make_mma_tma(
                 ptx.mbarrier_init(smem.full[stage], 1)
             ptx.fence_mbarrier_init()
             for stage in range(min(uint32(stages), k_blocks)):
-                fetch(stage, a_map, b_map, first_row, first_column, uint32(stage))
+                fetch(uint32(stage), a_map, b_map, first_row, first_column, uint32(stage))
         cuda.syncthreads()
         mbarrier_wait(smem.full[0], 0)
-        load_fragments(a0, b0, 0, 0)
+        load_fragments(a0, b0, uint32(0), 0)
 
         for block in range(k_blocks):
             stage, _ = ring(block, stages)

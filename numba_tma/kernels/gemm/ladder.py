@@ -1,0 +1,215 @@
+"""Matrix multiplication, the ladder: C = A Bᵀ (or A B), from one thread an element to the speed of the hardware.
+
+The problem. A is M x K. B is stored N x K, its rows along K as weights usually are (`b_major` "k": C = A Bᵀ), or K x N
+(`b_major` "n": C = A B). Both are float16 or bfloat16, products are summed in float32, and C is M x N:
+
+    C[i, j] = activation(sum over k of A[i, k] · B[j, k]  +  bias[j])
+
+Costs: 2·M·N·K flops on M·K + N·K + M·N elements. At M = N = K = 8192 and 16 bits that is 1.1 Tflop on 0.4 GB, 2730
+flops a byte; an H200 does 206 tensor-core flops in the time of a byte (989 TFLOP/s, 4.8 TB/s). So bandwidth is no
+excuse, if every element that is fetched is used often enough: a block that computes T x T of C uses each T times.
+
+What each step changes, and what should come of it:
+
+ 1. naive         a thread an element of C: two loads and their addresses for each multiply-add
+ 2. tiled         128 x 128 tiles in shared memory, 8 x 8 of C in registers: four 16-byte loads for 64 multiply-adds, so
+                  that the FP32 units (60 TFLOP/s) are the limit. The best of plain Numba
+ 3. mma_cp_async  mma.sync on fragments out of swizzled shared memory, copied by cp.async: 4096 flops an instruction. An
+                  A100's kernel; a Hopper's tensor cores give mma.sync some 60 % of what they have
+ 4. mma_tma       the same products; the tiles come by TMA, edges included. 12 copies a thread and tile, their addresses
+                  and predicates become one instruction of one thread: little is gained while mma.sync is the limit
+
+What moves the data: ordinary loads and stores (1, 2), cp.async (3), TMA (4 and all that follow).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from ...launch import Kernel
+from ...pitch import pitched
+from ..problem import Case, Problem, Variant, check_options
+from . import peers, plain, warp_mma
+from .epilogue import activation_reference
+from .operands import operands
+
+
+def reference(
+    a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, *, b_major: str = "k", activation: str = "none"
+) -> np.ndarray:
+    """The product in float64: A (M, K) with B (N, K), or (K, N) for `b_major` "n"; bias (N,) and activation on top."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    product = a @ (b.T if b_major == "k" else b)
+    if bias is not None:
+        product += bias.astype(np.float64)
+    return activation_reference(activation, product)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Host side. What binds a step takes the arrays "a", "b", "c" and perhaps "bias".
+
+Bind = Callable[..., Callable[[], Any]]
+
+
+def bind_plain(make: Callable[..., Kernel], rows: int, columns: int) -> Bind:
+    """Bind a kernel of (a, b, c, bias), of any types, whose blocks each compute `rows` x `columns` of C."""
+
+    def bind(
+        arrays: Mapping[str, Any], *, b_major: str = "k", activation: str = "none", stream: object = None
+    ) -> Callable[[], Any]:
+        o = operands(arrays, b_major, activation)
+        kernel = make(b_major, activation, o.has_bias)
+        return kernel[o.grid(rows, columns), None, stream].bind(o.a, o.b, o.c, o.bias)
+
+    return bind
+
+
+def bind_mma_cp_async(
+    arrays: Mapping[str, Any],
+    *,
+    b_major: str = "k",
+    activation: str = "none",
+    stream: object = None,
+    tile: tuple[int, int] = (128, 256),
+    stages: int = 3,
+) -> Callable[[], Any]:
+    """Bind step 3; how it copies follows from extents and strides."""
+    o = operands(arrays, b_major, activation)
+    copies = warp_mma.copies_for(o)
+    kernel = warp_mma.make_mma_cp_async(o.dtype, o.out_dtype, b_major, activation, o.has_bias, tile, stages, copies)
+    return kernel[o.grid(*tile), None, stream].bind(o.a, o.b, o.c, o.bias)
+
+
+def bind_maps(make: Callable[..., Kernel], tile: tuple[int, int]) -> Bind:
+    """Bind a kernel of (a_map, b_map, c, bias, k_blocks) whose blocks each compute one tile of C, by default `tile`."""
+    default = tile
+
+    def bind(
+        arrays: Mapping[str, Any],
+        *,
+        b_major: str = "k",
+        activation: str = "none",
+        stream: object = None,
+        tile: tuple[int, int] = default,
+        **options: int,
+    ) -> Callable[[], Any]:
+        o = operands(arrays, b_major, activation)
+        kernel = make(o.dtype, o.out_dtype, b_major, activation, o.has_bias, tile=tile, **options)
+        return kernel[o.grid(*tile), None, stream].bind(*o.maps(*tile), o.c, o.bias, o.k_blocks)
+
+    return bind
+
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "naive": (),
+    "tiled": (),
+    "mma_cp_async": ("tile", "stages"),
+    "mma_tma": ("tile", "stages"),
+}
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any,
+    *,
+    variant: str = "mma_tma",
+    bias: Any = None,
+    b_major: str = "k",
+    activation: str = "none",
+    **options: Any,
+) -> None:
+    """C = activation(A Bᵀ + bias), or A B with `b_major` "n", by the step named.
+
+    Args:
+        a: (M, K), float16 or bfloat16, rows contiguous.
+        b: of a's type, (N, K), or (K, N) with `b_major` "n".
+        c: (M, N), float16, bfloat16 or float32, written. All arrays on one device (NumPy arrays run in the simulator,
+            or are refused by `bind` on a GPU).
+        variant: a step of the ladder. From mma_tma on the rows of A and B must start at multiples of 16 bytes
+            (`numba_tma.pitched` makes such).
+        bias: (N,), float32 or of c's type.
+        activation: none, relu, gelu (with tanh) or silu.
+        options: `tile`, `stages`, `stream` where the step has them.
+
+    Raises:
+        KeyError: no such step.
+        TypeError: not an array, or an option that the step has not.
+        ValueError: shapes, types, strides or the tile do not fit; the message says what would.
+    """
+    chosen = PROBLEM.variant(variant)
+    check_options("gemm", chosen, options, OPTIONS[variant])
+    given = {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
+    chosen.bind(given, b_major=b_major, activation=activation, **options)()
+
+
+def _inputs(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    m, n, k = case.shape
+    dtype = dtypes.lookup(case.dtype).numpy
+    b_shape = (n, k) if case.options.get("b_major", "k") == "k" else (k, n)
+    arrays = {"a": pitched((m, k), dtype), "b": pitched(b_shape, dtype), "c": pitched((m, n), dtype)}
+    for name in ("a", "b"):
+        arrays[name][...] = rng.standard_normal(arrays[name].shape, np.float32)
+    return arrays
+
+
+def _expected(arrays: Mapping[str, np.ndarray], case: Case) -> dict[str, np.ndarray]:
+    return {"c": reference(arrays["a"], arrays["b"], **case.options)}
+
+
+def _tolerance(case: Case) -> float:
+    """C's rounding, half a unit in the last place of the largest value, and the float32 sums of its K products.
+
+    Tensor cores cut each of their sums, of 16 products here, to float32: one part in 2**23 of a partial sum at worst,
+    and always downwards, so that the K / 16 of them add up.
+    """
+    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[case.dtype]
+    return rounding + max(case.shape[2] // 16, 1) * 2.0**-23
+
+
+def _case(m: int, n: int, k: int, dtype: str = "float16", without: tuple[str, ...] = (), **options: Any) -> Case:
+    return Case((m, n, k), dtype, options, without=without)
+
+
+_ITEMSIZE = 2
+
+PROBLEM = Problem(
+    name="gemm",
+    title="multiply matrices, C = A Bᵀ: the arithmetic is the limit, once every element fetched is used often enough",
+    inputs=_inputs,
+    outputs=("c",),
+    reference=_expected,
+    bytes_moved=lambda case: (
+        _ITEMSIZE * (case.shape[0] * case.shape[2] + case.shape[1] * case.shape[2] + case.shape[0] * case.shape[1])
+    ),
+    flops=lambda case: 2 * case.shape[0] * case.shape[1] * case.shape[2],
+    variants=(
+        Variant("naive", "ld/st", "a thread an element of C", bind_plain(plain.make_naive, *plain.NAIVE_BLOCK[::-1])),
+        Variant(
+            "tiled",
+            "ld/st",
+            "tiles in shared memory, 8 x 8 in registers: the best of plain Numba",
+            bind_plain(plain.make_tiled, plain.TILE, plain.TILE),
+            baseline=True,
+        ),
+        Variant("mma_cp_async", "cp.async", "tensor cores, fragments by ldmatrix (A100)", bind_mma_cp_async),
+        Variant("mma_tma", "TMA", "the same, tiles by TMA", bind_maps(warp_mma.make_mma_tma, (128, 256))),
+    ),
+    cases={
+        ("default", "sim"): [_case(130, 200, 96), _case(100, 150, 72, "bfloat16", b_major="n")],
+        ("quick", "sim"): [_case(130, 200, 96)],
+        ("default", "gpu"): [
+            _case(4096, 4096, 4096),
+            _case(8192, 8192, 8192, without=("naive",)),
+            _case(8192, 8192, 8192, "bfloat16", without=("naive", "tiled"), b_major="n"),
+            _case(1000, 3000, 777),
+        ],
+        ("quick", "gpu"): [_case(1024, 1024, 1024), _case(1000, 700, 333, "bfloat16", b_major="n")],
+    },
+    tolerance=_tolerance,
+    peers={"cuBLAS": peers.cublas},
+)
