@@ -6,6 +6,7 @@ A page holds `<!-- table: NAME -->` and `<!-- end -->`; what stands between them
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from tabulate import tabulate
 
 from .report import seconds
 
+_COMPUTE_BOUND = 50  # flops a byte from which a problem's rate is given in TFLOP/s
+PICTURES = "../pictures"  # as docs/results sees them
 _REGION = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -40,9 +43,58 @@ def _table(rows: list[list[Any]], headers: list[str]) -> str:
     return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
 
 
-def _records(results: Path, problem: str | None = None) -> list[dict]:
-    records = _load(results, "h200_run_all.json")
-    return [record for record in records if problem in (None, record["problem"])]
+def load_records(results: Path) -> list[dict]:
+    """All records of `run_all.py --json` in a folder: of the files whose names have run_all in them, in their order.
+
+    Raises:
+        ValueError: two files have the same problem on the same device; the message names them.
+    """
+    found: dict[tuple[str, str], Path] = {}
+    records = []
+    for file in sorted(results.glob("*run_all*.json")):
+        for record in json.loads(file.read_text()):
+            key = record["problem"], record["device"]
+            if found.setdefault(key, file) != file:
+                raise ValueError(f"{found[key].name} and {file.name} both have {key[0]} on {key[1]}; keep one of them")
+            records.append(record)
+    return records
+
+
+def runs(records: Iterable[dict]) -> dict[str, list[dict]]:
+    """Records by problem, those of further devices under 'problem, device'."""
+    groups: dict[str, list[dict]] = {}
+    for record in records:
+        first = groups.get(record["problem"])
+        alone = first is None or first[0]["device"] == record["device"]
+        groups.setdefault(record["problem"] if alone else f"{record['problem']}, {record['device']}", []).append(record)
+    return groups
+
+
+def rate(records: Iterable[dict]) -> tuple[str, str]:
+    """In which unit to give a problem's rates and the records' key for it: TFLOP/s where arithmetic is the limit."""
+    timed = [record for record in records if record["seconds"]]
+    if max(record["tflop_per_s"] * 1e3 / record["gb_per_s"] for record in timed) > _COMPUTE_BOUND:
+        return "TFLOP/s", "tflop_per_s"
+    return "GB/s", "gb_per_s"
+
+
+def baseline(records: Iterable[dict]) -> str:
+    """Name of the variant that the others are compared with."""
+    return next((record["variant"] for record in records if record["ratio_to_baseline"] == 1), "baseline")
+
+
+def circumstances_in_words(circumstances: Mapping[str, Any]) -> str:
+    """Where and with what something was measured, in a line."""
+    driver = circumstances["driver_cuda"]
+    versions = [f"{name} {circumstances[name]}" for name in ("numba", "numba-cuda", "cuda-bindings")]
+    return ", ".join(
+        [
+            circumstances["device"],
+            f"driver for CUDA {driver // 1000}.{driver % 1000 // 10}",
+            *versions,
+            circumstances["date"],
+        ]
+    )
 
 
 def options_in_words(options: Mapping[str, Any]) -> str:
@@ -63,47 +115,64 @@ def cases(records: Iterable[dict]) -> list[list[dict]]:
 
 def _speed(problem: str) -> Callable[[Path], str]:
     def make(results: Path) -> str:
-        rows = []
-        for r in _records(results, problem):
-            if r["seconds"] is None:
-                continue
-            rows.append(
-                [
-                    "×".join(map(str, r["shape"])),
-                    r["dtype"],
-                    f"`{r['variant']}`",
-                    options_in_words(r["options"]),
-                    seconds(r["seconds"]),
-                    f"{r['gb_per_s']:,.0f}",
-                    f"{r['share_of_device_copy']:.1%}",
-                    f"{r['ratio_to_baseline']:.2f}×" if r["ratio_to_baseline"] else "",
-                ]
-            )
-        return _table(rows, ["shape", "type", "variant", "options", "time", "GB/s", "of device copy", "vs `plain`"])
+        return _speed_table(runs(load_records(results))[problem])
 
     return make
 
 
-def _all_records(results: Path) -> str:
+def _speed_table(records: list[dict], correctness: bool = False) -> str:
+    """Time and rate of each record beside baseline, limit and peer; the columns that have nothing are left out."""
+    (unit, key), first = rate(records), baseline(records)
     rows = []
-    for r in _records(results):
+    for r in records:
+        if r["seconds"] is None and not correctness:
+            continue
         rows.append(
-            [
-                f"{r['problem']}.{r['variant']}",
-                "×".join(map(str, r["shape"])),
-                r["dtype"],
-                options_in_words(r["options"]),
-                "yes" if r["ok"] else r["reason"],
-                "" if r["error"] is None else f"{r['error']:.1e}" if r["error"] else "0",
-                seconds(r["seconds"]),
-                f"{r['gb_per_s']:,.0f}" if r["gb_per_s"] else "",
-            ]
+            {
+                "shape": "×".join(map(str, r["shape"])),
+                "type": r["dtype"],
+                "variant": f"`{r['variant']}`",
+                "options": options_in_words(r["options"]),
+                **({"correct": "yes" if r["ok"] else r["reason"], "error": _error(r["error"])} if correctness else {}),
+                "time": seconds(r["seconds"]),
+                unit: f"{r[key]:,.0f}" if r[key] else "",
+                "of device copy": f"{r['share_of_device_copy']:.1%}" if r["share_of_device_copy"] else "",
+                f"vs `{first}`": f"{r['ratio_to_baseline']:.2f}×" if r["ratio_to_baseline"] else "",
+                f"vs {r['peer'] or 'peer'}": f"{r['ratio_to_peer']:.2f}×" if r["ratio_to_peer"] else "",
+            }
         )
-    return _table(rows, ["kernel", "shape", "type", "options", "correct", "error", "time", "GB/s"])
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    if unit != "GB/s":
+        columns.remove("of device copy")
+    columns = [column for column in columns if column == "options" or any(row.get(column) for row in rows)]
+    return _table([[row.get(column, "") for column in columns] for row in rows], columns)
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:.1e}" if error else "0"
+
+
+def _problems(results: Path) -> str:
+    """A section for each problem: where it was measured, its picture and its table."""
+    parts = []
+    for name, records in runs(load_records(results)).items():
+        page = f"[{name}](../{records[0]['problem']}.md)" if name == records[0]["problem"] else name
+        parts += [
+            f"### {name}",
+            f"{page} on {circumstances_in_words(records[0]['circumstances'])}.",
+            f"![Rates of each variant of {name} beside the limit]({PICTURES}/{picture_name(name)})",
+            _speed_table(records, correctness=True),
+        ]
+    return "\n\n".join(parts)
+
+
+def picture_name(run: str) -> str:
+    """File name of the picture of one of the `runs`."""
+    return re.sub(r"\W+", "_", run) + ".svg"
 
 
 def _circumstances(results: Path) -> str:
-    rows = [[name, str(value)] for name, value in _records(results)[0]["circumstances"].items()]
+    rows = [[name, str(value)] for name, value in load_records(results)[0]["circumstances"].items()]
     return _table(rows, ["", ""])
 
 
@@ -169,8 +238,59 @@ def _simulator(results: Path) -> str:
     return _table(rows, [f"{r['kernel']}, {r['shape'][0]}²", "time"])
 
 
+def _claims(results: Path) -> str:
+    """What was measured on the claims of docs/claims.md, by their numbers there."""
+    records = load_records(results)
+    measurements = _load(results, "h200_measurements.json")
+
+    def fastest(problem: str, side: int, variant: str) -> dict:
+        fitting = [r for r in records if (r["problem"], r["shape"], r["variant"]) == (problem, [side, side], variant)]
+        return min(fitting, key=lambda record: record["seconds"])
+
+    small = {name: fastest("kv_stream", 1024, name)["seconds"] for name in ("plain", "plain_vector", "cp_async", "tma")}
+    graph = {record["variant"]: record["seconds"] for record in measurements["small_in_a_graph"]}
+    large = {name: fastest("kv_stream", 16384, name)["seconds"] for name in ("plain_vector", "cp_async", "tma")}
+    alone = next(record["seconds"] for record in measurements["overlap"] if record["work"] == 1)
+    sweep = next(record for record in measurements["tile_sweep_16384"] if record["variant"] == "tma")
+    tile = [int(extent) for extent in sweep["options"]["tile"]]
+    copied = records[0]["gb_per_s"] / records[0]["share_of_device_copy"]
+    rows = [
+        [
+            "4",
+            f"the driver's copy on an H200 with {records[0]['circumstances']['multiprocessors']} SMs",
+            f"{copied:,.0f} GB/s",
+        ],
+        [
+            "7",
+            "one block per SM, one multiply-add a pair: plain Numba, TMA with one buffer, with two",
+            ", ".join(seconds(alone[name]) for name in ("plain", "one buffer", "two buffers")),
+        ],
+        [
+            "11",
+            f"best tile of `kv_stream.tma` at 16384²: {tile[0]}×{tile[1]} fp16, {2 * math.prod(tile) / 1024:.0f} KB",
+            f"{sweep['share_of_device_copy']:.0%} of the driver's copy",
+        ],
+        [
+            "13",
+            "1024², TMA against plain Numba, its best form, `cp.async`",
+            ", ".join(f"{small[name] / small['tma']:.2f} ×" for name in ("plain", "plain_vector", "cp_async")),
+        ],
+        [
+            "13",
+            "the same in a CUDA graph, without the launch",
+            ", ".join(f"{graph[name] / graph['tma']:.2f} ×" for name in ("plain", "plain_vector", "cp_async")),
+        ],
+        [
+            "14",
+            "16384², each at its best: plain Numba's best form, `cp.async`, TMA",
+            ", ".join(seconds(value) for value in large.values()),
+        ],
+    ]
+    return _table(rows, ["claim", "measured", ""])
+
+
 def _headline(results: Path) -> str:
-    records = _records(results)
+    records = load_records(results)
 
     def best(problem: str, shape: list[int], *variants: str) -> dict:
         fitting = [r for r in records if r["problem"] == problem and r["shape"] == shape and r["variant"] in variants]
@@ -209,8 +329,8 @@ def _headline(results: Path) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
-    "all records": _all_records,
     "circumstances": _circumstances,
+    "claims": _claims,
     "copy speed": _speed("copy"),
     "descriptor place": _descriptor_place,
     "headline": _headline,
@@ -219,5 +339,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "kv_stream speed": _speed("kv_stream"),
     "kv_stream sweep": _sweep,
     "launch overhead": _launch_overhead,
+    "problems": _problems,
     "simulator speed": _simulator,
 }

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from numba_tma import ptx_files
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELLS = ("sh", "bash", "shell", "console")
@@ -109,6 +111,21 @@ def test_commands_in_the_text_exist():
         prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
         for command in re.findall(r"`(python scripts/[^`]*)`", prose):
             check_options(command.split())
+
+
+def test_instructions_named_in_the_text_exist():
+    """`ptx.name` anywhere, and the names in the first column of a table headed `ptx.`."""
+    known = set(ptx_files.names())
+    for page in PAGES:
+        text = page.read_text()
+        named = set(re.findall(r"\bptx\.((?:mbarrier|cp_|fence|cluster|barrier|wgmma|setmaxnreg)\w+)", text))
+        for table in re.findall(r"^\| `ptx\.` \|.*?(?=^$)", text, re.S | re.M):
+            for row in table.splitlines()[2:]:
+                named |= set(
+                    re.findall(r"\b([a-z]\w*_\w+)\b(?!\.md)", re.sub(r"\(.*?\)|in a loop.*", "", row.split("|")[1]))
+                )
+        unknown = {name for name in named if name not in known and not any(k.startswith(name) for k in known)}
+        assert not unknown, f"{page.relative_to(ROOT)}: {sorted(unknown)}"
 
 
 def test_links_lead_somewhere():

@@ -8,37 +8,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..tables import cases, options_in_words
+from ..tables import baseline, cases, load_records, options_in_words, picture_name, rate, runs
 from .svg import Picture
 
 Record = dict[str, Any]
 
 _CLASSES = {"ld/st": "threads", "cp.async": "cp_async", "TMA": "tma"}
 _LANES = 128  # fp32 multiply-adds that an SM of Hopper begins in a cycle
-_COMPUTE_BOUND = 50  # flops a byte from which a problem's rate is given in TFLOP/s
 
 
 def draw(folder: Path) -> dict[str, str]:
     """The pictures of the results in `folder` as SVG by file name: one for each problem, overlap.svg, roofline.svg."""
-    records = json.loads((folder / "h200_run_all.json").read_text())
+    records = [record for record in load_records(folder) if record["seconds"]]
     measurements = json.loads((folder / "h200_measurements.json").read_text())
-    timed = [record for record in records if record["seconds"]]
-    problems = dict.fromkeys(record["problem"] for record in timed)
-    made = {f"{name}.svg": bars([record for record in timed if record["problem"] == name]) for name in problems}
-    rate = next(_copy_rate(record) for record in timed)
+    made = {picture_name(name): bars(run) for name, run in runs(records).items()}
+    copy_rate = next(
+        _copy_rate(record) for record in records if record["device"] == measurements["circumstances"]["device"]
+    )
     return {
         **made,
         "overlap.svg": overlap(measurements["overlap"], measurements["circumstances"]),
-        "roofline.svg": roofline(measurements["overlap"], measurements["circumstances"], rate),
+        "roofline.svg": roofline(measurements["overlap"], measurements["circumstances"], copy_rate),
     }
 
 
 def bars(records: Sequence[Record]) -> str:
     """The speed of one problem's variants, case by case, with the limit and the peer where there are any."""
     groups = cases(records)
-    compute = max(record["tflop_per_s"] * 1e3 / record["gb_per_s"] for record in records) > _COMPUTE_BOUND
-    unit, key = ("TFLOP/s", "tflop_per_s") if compute else ("GB/s", "gb_per_s")
-    limit = None if compute else _copy_rate(records[0])
+    unit, key = rate(records)
+    limit = _copy_rate(records[0]) if unit == "GB/s" else None
     peers = [record[key] / record["ratio_to_peer"] for record in records if record["ratio_to_peer"]]
     most = max([record[key] for record in records] + peers + ([limit] if limit else []))
     left, right, step = 288, 700, 19
@@ -78,7 +76,7 @@ def bars(records: Sequence[Record]) -> str:
             picture.text(836, y + 11, ratio, "muted", "end")
             y += step
         y += 12
-    picture.text(836, 62, "vs first", "muted small", "end")
+    picture.text(836, 62, f"vs {baseline(records)}", "muted small", "end")
     return picture.svg()
 
 
