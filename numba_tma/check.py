@@ -8,23 +8,30 @@ A launch description is a JSON object:
     {"entry": "kernel_name",                           optional where the file has one kernel
      "grid": [4], "block": [128], "cluster": [1],      block is needed; the others are 1 if left out
      "shared_bytes": 0,                                dynamic shared memory
-     "params": [{"array": {"shape": [64, 64], "dtype": "float16", "fill": "random"}, "name": "x"},
+     "arrays": {"x": {"shape": [64, 64], "dtype": "float16", "fill": "random"},
+                "y": {"file": "y.npy"}},               what is in global memory
+     "params": [{"array": "x"},
                 {"tensor_map": {"of": "x", "box": [64, 64], "swizzle": "128B"}},
-                {"u32": 5}, {"f32": 0.5}, {"bytes": "00ff…"}]}
+                {"u32": 5}, {"f32": 0.5}, {"bytes": "00ff…"}],
+     "expect": {"y": {"file": "wanted.npy", "rtol": 1e-3, "atol": 0}}}
 
-`fill` is "random" (the default), "zeros", "poison", "arange" or a number. An array parameter is its address; with
-"bytes" any by-value structure can be given in hexadecimal.
+`fill` is "random" (the default), "zeros", "poison", "arange" or a number. Files are NumPy's, beside the description; a
+`dtype` of the same size says what their elements are ("bfloat16" of uint16). An array parameter is its address, and may
+describe an array of its own, {"array": {…}, "name": "z"}; with "bytes" any by-value structure can be given in
+hexadecimal. What an array holds afterwards is compared with what is expected of it: `rtol` and `atol` are NumPy's, 0 if
+left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
 import struct
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +52,10 @@ _SCALARS = {
 
 class CheckError(ValueError):
     """What was given to check cannot be launched: the message says what is missing or wrong."""
+
+
+class WrongNumbers(sim.SimError):
+    """An array does not hold what the launch description expects of it."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +92,14 @@ def check(launch: Callable[..., sim.Report], count: int = 1, seed: int = 0) -> l
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HazardWarning)  # they are among the findings
                 report = launch(**schedule)
+            hazards = report.hazards
         except sim.SimError as error:
-            note(Finding(_kebab(type(error).__name__), "error", str(error), name))
-            continue
-        for hazard in report.hazards:
-            note(Finding(hazard.identifier, getattr(hazard, "severity", "error"), str(hazard), name))
+            hazards, text = error.hazards, str(error)
+            for hazard in hazards:  # they are findings of their own
+                text = text.replace(f"\n{hazard}", "")
+            note(Finding(_kebab(type(error).__name__), "error", text, name))
+        for hazard in hazards:
+            note(Finding(hazard.identifier, hazard.severity, str(hazard), name))
     return list(found.values())
 
 
@@ -156,15 +170,16 @@ def ptx_launch(file: Path, description: Path, seed: int = 0) -> Callable[..., si
         raise CheckError(f"{error}") from None
     if not isinstance(fields, dict) or "block" not in fields:
         raise CheckError(f"{description}: a JSON object with at least 'block' is expected")
-    unknown = set(fields) - {"entry", "grid", "block", "cluster", "shared_bytes", "params"}
+    unknown = set(fields) - {"entry", "grid", "block", "cluster", "shared_bytes", "arrays", "params", "expect"}
     if unknown:
         raise CheckError(f"{description}: unknown fields {', '.join(sorted(unknown))}")
     module = sim.parse(text, str(file))
 
     def launch(**schedule: Any) -> sim.Report:
-        memory = sim.GlobalMemory()
-        params = _parameters(fields.get("params", []), memory, np.random.default_rng(seed), description)
-        return sim.launch(
+        memory = _Arrays(np.random.default_rng(seed), description)
+        memory.add_all(fields.get("arrays", {}))
+        params = _parameters(fields.get("params", []), memory)
+        report = sim.launch(
             module,
             fields.get("entry"),
             grid=_extents(fields.get("grid", [1]), "grid", description),
@@ -172,9 +187,15 @@ def ptx_launch(file: Path, description: Path, seed: int = 0) -> Callable[..., si
             cluster=_extents(fields.get("cluster", [1]), "cluster", description),
             shared_bytes=int(fields.get("shared_bytes", 0)),
             params=params,
-            memory=memory,
+            memory=memory.memory,
             **schedule,
         )
+        try:
+            memory.compare(fields.get("expect", {}))
+        except WrongNumbers as error:
+            error.hazards = report.hazards
+            raise
+        return report
 
     return launch
 
@@ -186,51 +207,116 @@ def _extents(value: Any, what: str, description: Path) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _parameters(described: Any, memory: sim.GlobalMemory, rng: np.random.Generator, description: Path) -> list[bytes]:
+class _Arrays:
+    """The arrays of a launch description, in the simulator's memory by their names."""
+
+    def __init__(self, rng: np.random.Generator, description: Path) -> None:
+        self.memory = sim.GlobalMemory()
+        self.description = description
+        self._rng = rng
+        self._arrays: dict[str, tuple[np.ndarray, int]] = {}
+
+    def add_all(self, described: Any) -> None:
+        """Make the arrays of the field `arrays`."""
+        for name, item in self._object(described, "arrays").items():
+            with _telling(f"{self.description}: arrays[{name!r}]"):
+                self.add(name, item)
+
+    def add(self, name: str, described: Any) -> int:
+        """Make an array and give its address."""
+        array = self._array(described)
+        self._arrays[name] = (array, self.memory.map(array, name))
+        return self._arrays[name][1]
+
+    def find(self, name: str) -> tuple[np.ndarray, int]:
+        """An array and its address."""
+        if name not in self._arrays:
+            raise CheckError(f"there is no array {name!r}; arrays come before what refers to them")
+        return self._arrays[name]
+
+    def compare(self, expected: Any) -> None:
+        """Raise WrongNumbers if an array differs from what the field `expect` says."""
+        for name, item in self._object(expected, "expect").items():
+            with _telling(f"{self.description}: expect[{name!r}]"):
+                array, _ = self.find(name)
+                wanted = self._array(item)
+                if wanted.shape != array.shape:
+                    raise CheckError(f"shape {wanted.shape}; the array's is {array.shape}")
+                got, want = (values.astype(np.float64) for values in (array, wanted))
+                tolerances = {key: float(item.get(key, 0)) for key in ("rtol", "atol")}
+            wrong = np.argwhere(~np.isclose(got, want, equal_nan=True, **tolerances))
+            if len(wrong):
+                place = tuple(wrong[0].tolist())
+                raise WrongNumbers(
+                    f"{name}: {len(wrong)} of {array.size} elements are not as expected, the first at {place}: "
+                    f"{array[place]} instead of {wanted[place]}"
+                )
+
+    def _object(self, value: Any, what: str) -> dict:
+        if not isinstance(value, dict):
+            raise CheckError(f"{self.description}: '{what}' must be an object")
+        return value
+
+    def _array(self, described: Any) -> np.ndarray:
+        element = dtypes.lookup(described["dtype"]).numpy if "dtype" in described else None
+        if "file" in described:
+            array = np.load(self.description.parent / described["file"], allow_pickle=False)
+            if element is not None and element.itemsize != array.itemsize:
+                raise ValueError(f"elements of {array.itemsize} bytes in {described['file']} are no {element}")
+            return np.ascontiguousarray(array).view(array.dtype if element is None else element)
+        if element is None:
+            raise KeyError("dtype")
+        return _filled(element, described, self._rng)
+
+
+@contextlib.contextmanager
+def _telling(where: str) -> Iterator[None]:
+    """Turn what a wrong description raises into a CheckError that says where in it."""
+    try:
+        yield
+    except CheckError as error:
+        raise CheckError(f"{where}: {error}") from None
+    except KeyError as error:
+        raise CheckError(f"{where}: missing or unknown {error}") from None
+    except (TypeError, ValueError, struct.error, OverflowError, OSError, EOFError) as error:
+        raise CheckError(f"{where}: {error}") from None
+
+
+def _parameters(described: Any, arrays: _Arrays) -> list[bytes]:
     if not isinstance(described, list):
-        raise CheckError(f"{description}: 'params' must be a list")
-    arrays: dict[str, tuple[np.ndarray, int]] = {}
+        raise CheckError(f"{arrays.description}: 'params' must be a list")
     params = []
     for number, item in enumerate(described):
-        where = f"{description}: params[{number}]"
-        if not isinstance(item, dict):
-            raise CheckError(f"{where} is no object")
-        kinds = [key for key in item if key != "name"]
-        if len(kinds) != 1:
-            raise CheckError(
-                f"{where}: one of array, tensor_map, bytes, {', '.join(_SCALARS)} is expected, got {kinds}"
-            )
-        kind, value = kinds[0], item[kinds[0]]
-        try:
-            if kind == "array":
-                array = _array(value, rng)
-                name = item.get("name", f"param {number}")
-                arrays[name] = (array, memory.map(array, name))
-                params.append(struct.pack("<Q", arrays[name][1]))
-            elif kind == "tensor_map":
-                array, address = arrays[value["of"]]
-                options = {key: v for key, v in value.items() if key not in ("of", "box")}
-                params.append(TensorMap(array, value["box"], **options).encode_sim(address))
-            elif kind == "bytes":
-                params.append(bytes.fromhex(value))
-            elif kind in _SCALARS:
-                params.append(struct.pack("<" + _SCALARS[kind][0], value))
-            else:
-                raise CheckError(f"{where}: unknown kind {kind!r}")
-        except CheckError:
-            raise
-        except KeyError as error:
-            raise CheckError(f"{where}: missing or unknown {error}; arrays come before the maps of them") from None
-        except (TypeError, ValueError, struct.error, OverflowError) as error:
-            raise CheckError(f"{where}: {error}") from None
+        with _telling(f"{arrays.description}: params[{number}]"):
+            params.append(_parameter(item, arrays, f"param {number}"))
     return params
+
+
+def _parameter(item: Any, arrays: _Arrays, name: str) -> bytes:
+    if not isinstance(item, dict):
+        raise CheckError("it is no object")
+    kinds = [key for key in item if key != "name"]
+    if len(kinds) != 1:
+        raise CheckError(f"one of array, tensor_map, bytes, {', '.join(_SCALARS)} is expected, got {kinds}")
+    kind, value = kinds[0], item[kinds[0]]
+    if kind == "array":
+        address = arrays.find(value)[1] if isinstance(value, str) else arrays.add(item.get("name", name), value)
+        return struct.pack("<Q", address)
+    if kind == "tensor_map":
+        array, address = arrays.find(value["of"])
+        options = {key: v for key, v in value.items() if key not in ("of", "box")}
+        return TensorMap(array, value["box"], **options).encode_sim(address)
+    if kind == "bytes":
+        return bytes.fromhex(value)
+    if kind not in _SCALARS:
+        raise CheckError(f"unknown kind {kind!r}")
+    return struct.pack("<" + _SCALARS[kind][0], value)
 
 
 _MOST_BYTES = 1 << 31
 
 
-def _array(described: Any, rng: np.random.Generator) -> np.ndarray:
-    element = dtypes.lookup(described["dtype"]).numpy
+def _filled(element: np.dtype, described: Any, rng: np.random.Generator) -> np.ndarray:
     shape = tuple(int(extent) for extent in described["shape"])
     if any(extent < 0 for extent in shape) or np.prod(shape, dtype=object) * element.itemsize > _MOST_BYTES:
         raise ValueError(f"an array of shape {shape} is empty or beyond {_MOST_BYTES} bytes")
