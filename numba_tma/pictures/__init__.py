@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import fill, results, swizzle
+from . import fill, results, ring, swizzle
 
 __all__ = ["pictures"]
 
@@ -18,5 +18,6 @@ def pictures(folder: Path) -> dict[str, str]:
     return {
         "swizzle.svg": swizzle.draw(),
         "fill.svg": fill.draw(),
+        "ring.svg": ring.draw(),
         **results.draw(folder),
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numba_tma.pictures import fill, pictures, results, swizzle
+from numba_tma.pictures import fill, pictures, results, ring, swizzle
 from numba_tma.pictures.svg import Picture
 from numba_tma.sim.descriptor import Swizzle
 
@@ -92,6 +92,21 @@ def test_boxes_over_the_edge(rng, kind):
         padded[20:25, 20:32] = array
         expected = padded[20 + row : 20 + row + fill.ROWS, 20 + column : 20 + column + fill.COLUMNS]
         np.testing.assert_array_equal(fill.landed(array, column, row, kind), expected)
+
+
+def test_turns_of_a_ring():
+    """Each tile lands before it is read and is given back before its buffer is asked to take another."""
+    turns, events = ring.turns()
+    assert [turn.step for turn in turns] == list(range(ring.STEPS))
+    assert [turn.stage for turn in turns] == [step % ring.STAGES for step in range(ring.STEPS)]
+    numbers = [number for turn in turns for number in (turn.asked, turn.landed, turn.read, turn.released)]
+    assert sorted(numbers) == list(range(events))
+    for turn in turns:
+        assert turn.asked < turn.landed < turn.read < turn.released
+    for turn, following in zip(turns, turns[ring.STAGES :], strict=False):
+        assert turn.released < following.asked
+    under_way = [sum(turn.asked <= event < turn.landed for turn in turns) for event in range(events)]
+    assert max(under_way) == ring.STAGES
 
 
 def test_bars_are_as_long_as_the_rates(made):
