@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -39,6 +40,11 @@ class Explanation:
     idea: str
     kernel: Kernel
     compiled: Compiled
+
+    @property
+    def short_title(self) -> str:
+        """Its last part: the variant, or the kernel of a file."""
+        return re.split(r"[.:]", self.title)[-1]
 
     @functools.cached_property
     def entry(self) -> Place:

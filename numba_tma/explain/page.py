@@ -5,7 +5,6 @@ Two kernels make the same page with more columns: the difference of their Python
 
 from __future__ import annotations
 
-import difflib
 import html
 import json
 import re
@@ -20,13 +19,13 @@ from . import figures, lexers
 from .explanation import Explanation
 from .glossary import ptx_meaning, sass_meaning
 from .kinds import KINDS, ptx_kind, sass_kind
-from .ptx_listing import Inlined, Place
-from .python_source import Section
+from .ptx_listing import Inlined
+from .rows import HUES, Row, Rows
 
 # A longer list of registers, such as an accumulator's, is shown by its ends.
 _LONGEST_LIST = 10
+_LONGEST_WORD = 24
 _LIST = re.compile(r"\{([^{}]*)\}")
-_HUES = 24
 _NEVER = "Never executed: @!PT is never true. It takes the place of an instruction for its timing alone."
 
 
@@ -38,11 +37,11 @@ def write_page(path: Path | str, explanation: Explanation, other: Explanation | 
 def page(explanation: Explanation, other: Explanation | None = None) -> str:
     """The page as text."""
     sides = [explanation] if other is None else [explanation, other]
-    rows = _Rows(sides)
+    rows = Rows(sides)
     links = _Links()
     code = [_side(side, rows, index, links) for index, side in enumerate(sides)]
     title = " → ".join(side.title for side in sides)
-    return _template("page.html").substitute(
+    return string.Template(_asset("page.html")).substitute(
         title=html.escape(title),
         css=_asset("page.css").replace("$hues", _hue_rules()),
         js=_asset("page.js"),
@@ -58,92 +57,9 @@ def _asset(name: str) -> str:
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _template(name: str) -> string.Template:
-    return string.Template(_asset(name))
-
-
 def _json(value: Any) -> str:
     # Inside a script element only this could end it.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Python
-# ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One row of the Python column: a line of the first kernel, of the second, or of both; or the head of a function,
-    which has the function itself, of both kernels where both have it."""
-
-    text: str
-    tokens: list[tuple[str, str]]
-    numbers: tuple[int | None, ...] = ()
-    head: tuple[Section, ...] = ()
-
-
-class _Rows:
-    """The Python column, and where in it a Python line stands."""
-
-    def __init__(self, sides: Sequence[Explanation]) -> None:
-        self.rows: list[_Row] = []
-        self.places: list[dict[Place, int]] = [{} for _ in sides]
-        self.files: list[tuple[int, str]] = []
-        pairs = [(section, None) for section in sides[0].python] if len(sides) == 1 else _paired(*sides)
-        for pair in pairs:
-            self._add(pair[: len(sides)])
-        self.hues: dict[int, int] = {}
-
-    def _add(self, pair: Sequence[Section | None]) -> None:
-        head = tuple(section for section in pair if section is not None)
-        self.files.append((len(self.rows), head[-1].shown_file))
-        self.rows.append(_Row(" → ".join(dict.fromkeys(section.name for section in head)), [], head=head))
-        for numbers, text, tokens in _merged(pair):
-            row = len(self.rows)
-            self.rows.append(_Row(text, tokens, numbers))
-            for places, s, number in zip(self.places, pair, numbers, strict=True):
-                if s is not None and number is not None:
-                    places[Place(s.file, number)] = row
-
-    def chain(self, side: int, places: Sequence[Place]) -> tuple[int, ...]:
-        """The rows of a line's places, innermost first."""
-        return tuple(self.places[side][place] for place in places if place in self.places[side])
-
-    def hue(self, chain: Sequence[int]) -> int:
-        """The colour of what belongs to a line of the kernel."""
-        return self.hues.setdefault(chain[-1], len(self.hues) % _HUES)
-
-
-def _merged(pair: Sequence[Section | None]) -> Iterator[tuple[tuple[int | None, ...], str, list[tuple[str, str]]]]:
-    """The lines of one section, or the difference of two: the line's number in each, its text and its tokens."""
-    coloured = [lexers.lines("\n".join(s.lines), lexers.PythonLexer(stripnl=False)) if s else [] for s in pair]
-    if len(pair) == 1:
-        for index, text in enumerate(pair[0].lines):
-            yield (pair[0].first + index,), text, coloured[0][index]
-        return
-    old, new = pair
-    before, after = (list(s.lines) if s else [] for s in pair)
-    for _, a0, a1, b0, b1 in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if before[a0:a1] == after[b0:b1]:
-            for a, b in zip(range(a0, a1), range(b0, b1), strict=True):
-                yield (old.first + a, new.first + b), after[b], coloured[1][b]
-            continue
-        for a in range(a0, a1):
-            yield (old.first + a, None), before[a], coloured[0][a]
-        for b in range(b0, b1):
-            yield (None, new.first + b), after[b], coloured[1][b]
-
-
-def _paired(first: Explanation, second: Explanation) -> list[tuple[Section | None, Section | None]]:
-    """The functions of two kernels: kernel with kernel, then those of one name, what differs before what does not."""
-    old, new = list(first.python), list(second.python)
-    pairs = [(old.pop(0), new.pop(0))]
-    by_name = {(s.file, s.name): s for s in new}
-    for section in old:
-        pairs.append((section, by_name.pop((section.file, section.name), None)))
-    pairs += [(None, section) for section in by_name.values()]
-    return sorted(pairs, key=lambda pair: None not in pair and pair[0].lines == pair[1].lines)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -166,7 +82,7 @@ class _Links:
     def word(self, mnemonic: str, kind: str, meaning: str) -> int:
         return self.words.setdefault((mnemonic, kind, meaning), len(self.words))
 
-    def as_dict(self, rows: _Rows) -> dict[str, Any]:
+    def as_dict(self, rows: Rows) -> dict[str, Any]:
         return {
             "files": rows.files,
             "chains": list(self.chains),
@@ -176,7 +92,7 @@ class _Links:
         }
 
 
-def _side(explanation: Explanation, rows: _Rows, side: int, links: _Links) -> tuple[str, str]:
+def _side(explanation: Explanation, rows: Rows, side: int, links: _Links) -> tuple[str, str]:
     """PTX and SASS of one kernel as list items; its links are added to `links`."""
     data: dict[str, list] = {
         name: [] for name in ("chain", "word", "inlined", "guessed", "names", "sass", "sassWord", "ordered")
@@ -242,7 +158,7 @@ def _name(inlined: Inlined, links: _Links) -> str:
 
 
 def _sass(
-    explanation: Explanation, data: dict[str, list], where: dict[tuple[str, int], int], rows: _Rows, links: _Links
+    explanation: Explanation, data: dict[str, list], where: dict[tuple[str, int], int], rows: Rows, links: _Links
 ) -> Iterator[str]:
     chains = list(links.chains)
     for listing in explanation.sass:
@@ -280,12 +196,18 @@ def _item(number: object, content: str, *classes: str, more: str = "") -> str:
 
 def _spans(tokens: Sequence[tuple[str, str]]) -> str:
     return "".join(
-        f"<span class={letter}>{html.escape(text, quote=False)}</span>" if letter else html.escape(text, quote=False)
+        f"<span class={letter}>{_breakable(text)}</span>" if letter else html.escape(text, quote=False)
         for letter, text in tokens
     )
 
 
-def _hue(chain: Sequence[int], rows: _Rows) -> str:
+def _breakable(text: str) -> str:
+    """Escaped; a long mnemonic may wrap between its words."""
+    escaped = html.escape(text, quote=False)
+    return escaped.replace(".", "<wbr>.") if len(text) > _LONGEST_WORD and " " not in text else escaped
+
+
+def _hue(chain: Sequence[int], rows: Rows) -> str:
     """The class that colours what belongs to a line of the kernel."""
     return f"h{rows.hue(chain)}" if chain else ""
 
@@ -332,7 +254,7 @@ def _kind_table(sides: Sequence[Explanation]) -> str:
         rows.append(f"<tr{changed}><th scope=row>{button}</th>{_numbers(cells)}</tr>")
     total = [tuple(sum(cell[which] for cell in count.values()) for which in (0, 1)) for count in counts]
     rows.append(f"<tr class=total><th scope=row>all</th>{_numbers(total)}</tr>")
-    names = "".join(f"<th scope=col>{html.escape(side.title.split('.')[-1])}</th>" for side in sides)
+    names = "".join(f"<th scope=col>{html.escape(side.short_title)}</th>" for side in sides)
     heads = "<tr><th></th><th colspan=2>PTX</th><th colspan=2>SASS</th></tr>"
     return (
         f'<section id=kinds aria-label="instructions by kind"><table><thead>{heads}<tr><th></th>{names}{names}</tr>'
@@ -349,11 +271,11 @@ def _hue_rules() -> str:
     """Colours of the kernel's lines: each turns the hue by the golden angle, so that neighbours differ."""
     return "\n".join(
         f".h{i} {{ border-left-color: hsl({round(i * 137.508) % 360} var(--saturation) var(--lightness)) !important; }}"
-        for i in range(_HUES)
+        for i in range(HUES)
     )
 
 
-def _columns(sides: Sequence[Explanation], rows: _Rows, code: Sequence[tuple[str, str]]) -> str:
+def _columns(sides: Sequence[Explanation], rows: Rows, code: Sequence[tuple[str, str]]) -> str:
     reached = {row for chain in _chains(sides, rows) for row in chain}
     python = "".join(_python_item(index, row, index in reached, rows) for index, row in enumerate(rows.rows))
     result = [_pane("python", 0, "Python", python)]
@@ -364,37 +286,27 @@ def _columns(sides: Sequence[Explanation], rows: _Rows, code: Sequence[tuple[str
     return "".join(result)
 
 
-def _chains(sides: Sequence[Explanation], rows: _Rows) -> Iterator[tuple[int, ...]]:
+def _chains(sides: Sequence[Explanation], rows: Rows) -> Iterator[tuple[int, ...]]:
     for index, side in enumerate(sides):
         for listing in side.ptx:
             for line in listing.lines:
                 yield rows.chain(index, line.places)
 
 
-def _python_item(index: int, row: _Row, reached: bool, rows: _Rows) -> str:
+def _python_item(index: int, row: Row, reached: bool, rows: Rows) -> str:
     if row.head:
         files = " → ".join(dict.fromkeys(section.shown_file for section in row.head))
-        text = f"<b>{html.escape(row.text)}</b> <i>{html.escape(files)}</i>"
-        constants = html.escape(_constants(row.head))
-        return _item("", text + (f"<small>{constants}</small>" if constants else ""), "opening")
+        name = "".join(text for _, text in row.tokens)
+        constants = f"<small>{html.escape(row.constants)}</small>" if row.constants else ""
+        return _item("", f"<b>{html.escape(name)}</b> <i>{html.escape(files)}</i>{constants}", "opening")
     classes = [f"h{rows.hues[index]}" if index in rows.hues else "", "" if reached else "plain"]
     if len(row.numbers) == 2:
         removed, added = row.numbers[1] is None, row.numbers[0] is None
         classes.append("removed" if removed else "added" if added else "")
     more = f' data-m="{row.numbers[1] or ""}"' if len(row.numbers) == 2 else ""
     # The indentation is the style's, so that a line that wraps is indented as a whole.
-    indentation = len(row.text) - len(row.text.lstrip())
-    more += f' style="--i:{indentation}"' if indentation else ""
-    return _item(row.numbers[0] or "", _spans(row.tokens).lstrip(), *classes, more=more)
-
-
-def _constants(sections: Sequence[Section]) -> str:
-    """What a function takes from around it, and how that differs between two kernels."""
-    values: dict[str, list[str]] = {}
-    for section in sections:
-        for name, value in section.constants:
-            values.setdefault(name, []).append(value)
-    return ", ".join(f"{name} = {' → '.join(dict.fromkeys(found))}" for name, found in sorted(values.items()))
+    more += f' style="--i:{row.indentation}"' if row.indentation else ""
+    return _item(row.numbers[0] or "", _spans(row.tokens), *classes, more=more)
 
 
 def _pane(kind: str, side: int, name: str, items: str) -> str:

@@ -92,7 +92,7 @@ def _section_heading(section: Section, painter: _Painter) -> Iterator[str]:
 
 def _counts(sides: Sequence[Explanation]) -> str:
     counts = [side.counts for side in sides]
-    names = [side.title.split(".")[-1] for side in sides] if len(sides) > 1 else [""]
+    names = [side.short_title for side in sides] if len(sides) > 1 else [""]
     headers = ["instructions", *(f"PTX {name}".strip() for name in names), *(f"SASS {name}".strip() for name in names)]
     kinds = [kind for kind in KINDS if any(kind in count for count in counts)]
     rows = [[kind, *(count.get(kind, (0, 0))[which] or "" for which in (0, 1) for count in counts)] for kind in kinds]

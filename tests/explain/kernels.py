@@ -21,7 +21,9 @@ def scaled(x):
 
 @kernel(threads=64, shared=smem)
 def load(x_map, out):
-    """<b>Not bold</b> </script> & so on."""
+    """<b>Not bold</b> </script>
+    & so on.
+    """
     if cuda.threadIdx.x == 0:
         ptx.mbarrier_init(smem.full[0], 1)  # load: init
         ptx.fence_mbarrier_init()

@@ -134,7 +134,7 @@ def test_keys(load):
         [
             {"open": path, "size": SIZES[1]},
             {"js": "document.querySelector('.python .code').focus()"},
-            {"keys": ["Down"] * 6},
+            {"keys": ["Down"] * 8},  # to the line that initialises the barrier
             {"js": seen},
             {"js": MARKED},
             {"keys": ["Right"]},

@@ -30,22 +30,18 @@ const isLine = (pane, index) => index >= 0 && index < pane.lines.length && pane.
 const isShown = (pane, index) => pane.lines[index].offsetParent !== null;
 const chainOf = (side, index) => data.chains[data.sides[side].chain[index]];
 
-// Lines of PTX and SASS that came from a Python row, by row: computed once.
-const reached = data.sides.map((side) => {
-  const rows = new Map();
-  side.chain.forEach((chain, index) => {
-    if (side.word[index] < 0) return;
-    for (const row of data.chains[chain]) rows.has(row) ? rows.get(row).push(index) : rows.set(row, [index]);
-  });
-  return rows;
-});
-const machine = data.sides.map((side) => {
+// Lines of SASS by the line of PTX that they came from, and lines of PTX by the Python row that they came from.
+const machine = data.sides.map((side) => grouped(side.sass.map((origin) => (origin < 0 ? [] : [origin]))));
+const reached = data.sides.map((side, number) => grouped(side.chain.map((chain, index) =>
+  side.word[index] < 0 && !machine[number].has(index) ? [] : data.chains[chain])));
+
+function grouped(keysOfLines) {
   const lines = new Map();
-  side.sass.forEach((origin, index) => {
-    if (origin >= 0) lines.has(origin) ? lines.get(origin).push(index) : lines.set(origin, [index]);
+  keysOfLines.forEach((keys, index) => {
+    for (const key of keys) lines.has(key) ? lines.get(key).push(index) : lines.set(key, [index]);
   });
   return lines;
-});
+}
 
 // The whole text of an inlined function of ptx/, where one of its lines or its heading is meant.
 function inlinedLines(side, index) {
@@ -274,7 +270,9 @@ function aboutPython(row) {
       counts.set(kind, (counts.get(kind) ?? 0) + 1);
     }
     const kinds = [...counts].sort((a, b) => b[1] - a[1]).map(([kind, count]) => `${kind} ${count}`).join(", ");
-    parts.push(element("p", `${of}${plural(lines.length, "instruction")} of PTX, ${plural(sass.length, "instruction")} of SASS${kinds ? `: ${kinds}` : ""}`));
+    const ptx = lines.filter((index) => side.word[index] >= 0).length;
+    const text = `${plural(ptx, "instruction")} of PTX, ${plural(sass.length, "instruction")} of SASS`;
+    parts.push(element("p", `${of}${text}${kinds && `: ${kinds}`}`));
   });
   if (parts.length === 2) parts.push(element("p", "No instruction: worked out while compiling, or not needed."));
   return parts;
