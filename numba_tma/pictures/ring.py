@@ -53,7 +53,7 @@ def _sums(x_map, out, steps):
 
 @dataclass
 class Turn:
-    """One tile's stay in a stage: numbers of the events when it was asked for, landed, was first read and given back."""
+    """One tile's stay in a stage: numbers of the events when it was asked for, landed, was read and given back."""
 
     stage: int
     step: int
