@@ -3,8 +3,8 @@
 from numba_tma import Barriers, Shared, TensorMap, Tiles, kernel, ptx
 """
 
-from . import ptx
-from .launch import HazardWarning, Kernel, LaunchError, kernel, use_backend
+from . import ptx, trace
+from .launch import HazardWarning, Kernel, LaunchError, kernel, tracing, use_backend
 from .pitch import pitched, pitched_copy
 from .shared import Barriers, Buffer, Shared, Tiles
 from .tensor_map import TensorMap, TensorMapError
@@ -25,5 +25,7 @@ __all__ = [
     "pitched",
     "pitched_copy",
     "ptx",
+    "trace",
+    "tracing",
     "use_backend",
 ]

@@ -98,7 +98,7 @@ def instrument(compiled: Compiled, plan: Trace) -> Instrumented:
     for name, other in module.functions.items():
         inside = _Stamps(lines)
         inside.visit_all(other)
-        if any(site.kind in ("part", "mark") for site in inside.sites):
+        if inside.marked:
             raise CompileError(
                 f"{compiled.name}: a trace mark stands in {name}, which the compiler did not inline; "
                 f"write @cuda.jit(device=True, forceinline=True) above it"
@@ -269,6 +269,7 @@ class _Stamps:
     behind: dict[int, list[str]] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     exits: int = 0
+    marked: bool = False
     keepers: list[str] = field(default_factory=lambda: ["wait", "barrier"])
     _parts: dict[str, str] = field(default_factory=dict)
     _numbers: dict[tuple, int] = field(default_factory=dict)
@@ -280,10 +281,14 @@ class _Stamps:
 
     def visit_all(self, function: Function) -> None:
         """Stamp what matters of a function's instructions."""
-        for instruction in function.body:
-            mark = self._mark_of(instruction)
-            if mark and mark[0] == "begin" and mark[1] not in self._parts:
-                self._parts[mark[1]] = f"part_{len(self._parts)}"
+        found = [mark for mark in map(self._mark_of, function.body) if mark]
+        self.marked = bool(found)
+        begun = dict.fromkeys(name for kind, name in found if kind == "begin")
+        ended = {name for kind, name in found if kind == "end"}
+        for name in {*begun} ^ ended:
+            here, lacking = ("begin", "end") if name in begun else ("end", "begin")
+            raise CompileError(f"trace.{here}({name!r}) without a trace.{lacking} of that name")
+        self._parts = {name: f"part_{number}" for number, name in enumerate(begun)}
         self.keepers += self._parts.values()
         labelled = set(function.labels.values())
         for index, instruction in enumerate(function.body):
@@ -360,8 +365,6 @@ class _Stamps:
         self._end_run()
         if kind == "mark":
             self._moment(instruction, "mark", instruction.operands[0], name)
-        elif name not in self._parts:
-            raise CompileError(f"trace.end({name!r}) without a trace.begin of that name")
         elif kind == "begin":
             keeper = self._parts[name]
             self._around(instruction, [], [*self._flush(keeper), f"mov.u32 %trace_{keeper}_begin, %clock;"])

@@ -104,7 +104,8 @@ def read(buffer: np.ndarray, plan: Trace, sites: Sequence[Site], blocks: int, th
             kept = min(count, plan.capacity)
             trace.dropped += count - kept
             body = rings[i, warp, which, HEADER_BYTES : HEADER_BYTES + kept * RECORD_BYTES]
-            trace.events += _events(body.copy().view(_RECORD), sites, int(header["begin_clock"]), clocks)
+            events = list(_events(body.copy().view(_RECORD), sites, int(header["begin_clock"]), clocks))
+            trace.events += events if which == 0 else _not_in(trace.events, events)
         trace.events.sort(key=lambda event: (event.end, event.start))
         found.append(trace)
     origin = min(trace.start for trace in found)
@@ -112,6 +113,20 @@ def read(buffer: np.ndarray, plan: Trace, sites: Sequence[Site], blocks: int, th
         trace.start, trace.end = trace.start - origin, trace.end - origin
         trace.events = [Event(e.site, e.start - origin, e.end - origin, e.detail) for e in trace.events]
     return found
+
+
+def _not_in(first: Sequence[Event], second: Sequence[Event]) -> list[Event]:
+    """The events of a warp's second lane without those that the first lane took part in."""
+    known: dict[tuple, list[Event]] = {}
+    for event in first:
+        known.setdefault((event.site, event.detail), []).append(event)
+    return [
+        event
+        for event in second
+        if not any(
+            other.start <= event.end and event.start <= other.end for other in known.get((event.site, event.detail), ())
+        )
+    ]
 
 
 def _events(records: np.ndarray, sites: Sequence[Site], begin_clock: int, clocks) -> Iterable[Event]:

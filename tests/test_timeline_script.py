@@ -1,0 +1,71 @@
+"""scripts/timeline.py: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+_spec = importlib.util.spec_from_file_location("timeline_script", ROOT / "scripts" / "timeline.py")
+script = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(script)
+
+
+def test_a_table_and_files(tmp_path, capsys):
+    folder = tmp_path / "out"
+    assert script.main(["kv_stream.plain", "kv_stream.tma", "--backend", "sim", "--output", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in printed.splitlines() if line.startswith("kv_stream.")}
+    assert " 0% " in rows["kv_stream.plain"] and "%" in rows["kv_stream.tma"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"kv_stream.{name}.{end}" for name in ("plain", "tma") for end in ("json", "svg")
+    ]
+    assert json.loads((folder / "kv_stream.tma.json").read_text())["traceEvents"]
+    assert (folder / "kv_stream.tma.svg").read_text().startswith("<svg")
+
+
+def test_one_file_of_one_block(tmp_path):
+    path = tmp_path / "a.svg"
+    assert script.main(["kv_stream.tma", "--backend", "sim", "--output", str(path), "--block", "0"]) == 0
+    assert "block 0 on SM 0" in path.read_text()
+
+
+def test_one_buffer_hides_less_than_two(capsys):
+    shares = []
+    for stages in (1, 2):
+        assert script.main(["kv_stream.tma", "--backend", "sim", "--set", f"stages={stages}"]) == 0
+        row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("kv_stream.tma"))
+        shares.append(int(row.split("%")[0].split()[-1]))
+    assert shares[0] < 10 < shares[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing"], "no problem 'nothing'"),
+        (["kv_stream.tma", "--case", "99"], "--case 99: there are 0: 128×192"),
+        (["kv_stream.tma", "--set", "stages"], "expected OPTION=VALUE"),
+        (["kv_stream.tma", "--set", "colour=1"], "colour"),
+        (["kv_stream.tma", "--between", "early:late"], "two numbers of nanoseconds"),
+        (["kv_stream.tma", "--block", "70", "--output", "x.svg"], "block 70 is not in the timeline; it has 0, 1"),
+        (["kv_stream.tma", "--output", "x.gif"], "written as .svg, .png"),
+        (["kv_stream", "--output", "x.svg"], "several variants are chosen; name a folder"),
+        (["kv_stream.tma", "--every", "0"], "--every 0: 1 or more"),
+        (["kv_stream.tma", "--overhead"], "it needs a GPU"),
+        (["kv_stream.tma", "--capacity", "1"], "a warp keeps 2 to"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert script.main([*arguments, "--backend", "sim"]) == 2
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+def test_on_the_gpu(capsys):
+    assert script.main(["kv_stream.tma", "--backend", "gpu", "--overhead"]) == 0
+    assert "slowdown" in capsys.readouterr().out
