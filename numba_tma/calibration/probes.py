@@ -31,6 +31,7 @@ class TensorBox:
     columns: int
     box: tuple[int, int]
     swizzle: str = "none"
+    promotion: str = "256B"
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,17 @@ _REGISTERS = """
 """
 
 
+def _by_line(text: str) -> str:
+    """One statement a line: the machine code refers to lines."""
+    return "\n".join(line.strip() for line in text.replace(";", ";\n").splitlines() if line.strip()) + "\n"
+
+
 def _kernel(name: str, setup: str, body: str, finish: str = "", after: str = "", only: str = "") -> str:
     """The text of a kernel. `body` is the loop's; `finish` comes after it, before the clock; `after` behind that.
 
     `only` is the predicate of the threads that run the loop; the others wait for them behind it.
     """
-    return f"""
+    return _by_line(f"""
 .visible .entry {name}(.param .u64 out, .param .u64 data, .param .u64 span, .param .u32 count, .param .u32 zero,
     .param .align 64 .b8 map[128])
 {{
@@ -103,7 +109,7 @@ STORE:
     {after}
     ret;
 }}
-"""
+""")
 
 
 MODULE_VARIABLES = ".extern .shared .align 1024 .b8 smem[];\n"
@@ -348,6 +354,7 @@ def _global_probes() -> Iterable[Probe]:
         (32, 96),
         512,
     )
+    yield from _width_probes()
     for threads, unroll in _IN_FLIGHT:
         nbytes = 16 * threads * unroll
         for blocks, sms in ((1, "one"), (MULTIPROCESSORS, "all")):
@@ -360,6 +367,34 @@ def _global_probes() -> Iterable[Probe]:
         for span, where in ((IN_L2, "l2"), (BEYOND_L2, "memory")):
             yield _stream(f"store_{where}_{sms}", _STORE, 1024, 4, blocks, span, (64, 192))
     yield _copy_stream("copy_memory_all", MULTIPROCESSORS)
+
+
+# By width: bytes a lane, the destination of the k-th load, what a store writes, and the register type of one of them.
+_WIDTHS = {
+    "b8": (1, "u8 %h{0}", "u8 {1}, %h50", "h"),
+    "b16": (2, "u16 %h{0}", "u16 {1}, %h50", "h"),
+    "b32": (4, "u32 %r{0}", "u32 {1}, %r50", "r"),
+    "b64": (8, "v2.u32 {{%r{0}, %r1{0}}}", "v2.u32 {1}, {{%r50, %r50}}", "r"),
+    "b128": (16, "v4.u32 {{%r{0}, %r1{0}, %r2{0}, %r3{0}}}", "v4.u32 {1}, {{%r50, %r50, %r50, %r50}}", "r"),
+}
+
+
+def _width_probes() -> Iterable[Probe]:
+    """Warps access 1 to 16 bytes a lane, side by side: the same few KB again and again."""
+    for width, (nbytes, load, store, letter) in _WIDTHS.items():
+        bits = {"h": 16, "r": 32}[letter]
+        setup = f"""
+        mul.wide.u32 %rd0, %lane, {nbytes}; add.u64 %rd0, %rd0, %data; mov.u32 %r50, %zero; cvt.u16.u32 %h50, %r50;
+        """
+        places = [f"[%rd0+{k * nbytes * 512}]" for k in range(8)]
+        loads = "".join(f"ld.global.ca.{load.format(k)}, {place};" for k, place in enumerate(places))
+        # The next address depends on what was loaded, which is zero: or else it would not be loaded again.
+        loads += "".join(f"xor.b{bits} %{letter}50, %{letter}50, %{letter}{k};" for k in range(8))
+        loads += f"cvt.u64.u{bits} %rd1, %{letter}50; add.u64 %rd0, %rd0, %rd1;"
+        stores = "".join(f"st.volatile.global.{store.format(k, place)};" for k, place in enumerate(places))
+        for name, body in ((f"load_l1_{width}", loads), (f"store_{width}", stores)):
+            text = _kernel(name, setup, body, after="@%never st.global.u64 [%out], %rd0;")
+            yield Probe(name, text, "instructions of a warp", 8 * 512 // 32, (32, 96), 512)
 
 
 def _copy_stream(name: str, blocks: int) -> Probe:
@@ -513,6 +548,45 @@ def _bulk_store(
     )
 
 
+def _copy_burst(name: str, nbytes: int, copies: int, box: TensorBox | None = None) -> Probe:
+    """An iteration issues `copies` copies that signal one barrier, and waits for them; data is in L2."""
+    rows = box.box[0] if box else 0
+    setup = _barriers(1, nbytes * copies) + "mov.u32 %r93, 0; mov.u32 %r94, 0; bar.sync 0;"
+
+    def issue(k: int) -> str:
+        if box is None:
+            source = f"[%smem+{k * nbytes}], [%data+{k * nbytes}], {nbytes}, [%r90];"
+            return f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes {source}"
+        place = f"add.u32 %r94, %zero, {k * rows}; add.u32 %r95, %smem, {k * nbytes};"
+        load = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        return f"{place} {load} [%r95], [%map, {{%r93, %r94}}], [%r90];"
+
+    body = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r90], {copies * nbytes};"
+    body += "".join(issue(k) for k in range(copies)) + _wait("%r90", "%parity", "B") + "xor.b32 %parity, %parity, 1;"
+    return Probe(
+        name,
+        _kernel(name, setup, body, only="%leader"),
+        "bytes",
+        copies * nbytes,
+        (64, 192),
+        shared_bytes=max(WHOLE_SM, copies * nbytes + 8),
+        span=IN_L2,
+        box=box,
+    )
+
+
+def _store_burst(name: str, nbytes: int, copies: int) -> Probe:
+    """An iteration issues `copies` bulk stores in one group, and waits for it."""
+    body = "".join(
+        f"cp.async.bulk.global.shared::cta.bulk_group [%data+{k * nbytes}], [%smem+{k * nbytes}], {nbytes};"
+        for k in range(copies)
+    )
+    body += "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
+    text = _kernel(name, "", body, only="%leader")
+    shared = max(WHOLE_SM, copies * nbytes)
+    return Probe(name, text, "bytes", copies * nbytes, (64, 192), shared_bytes=shared, span=IN_L2)
+
+
 # Inner extents of tensor boxes in bytes: (rows, columns of 2-byte elements); 8 KB each but for the narrowest.
 _BOXES = ((256, 8), (256, 16), (128, 32), (64, 64), (32, 128), (16, 256))
 
@@ -559,6 +633,21 @@ def _copy_probes() -> Iterable[Probe]:
             (32, 96),
             TensorBox(256, (64, 64)),
         )
+    promoted_not = TensorBox(256, (64, 64), promotion="none")
+    yield _copy_engine(
+        "tensor_memory_all_64x128_not_promoted", 8192, 4, MULTIPROCESSORS, BEYOND_L2, (32, 96), promoted_not
+    )
+    whole_rows = TensorBox(256, (16, 256))
+    yield _copy_engine("tensor_memory_all_16x512", 8192, 4, MULTIPROCESSORS, BEYOND_L2, (32, 96), whole_rows)
+    for copies in (1, 4, 8):
+        for nbytes in (128, 1024, 4096, 16384):
+            if copies * nbytes <= 1 << 17:
+                yield _copy_burst(f"bulk_burst_{nbytes}_{copies}", nbytes, copies)
+                yield _store_burst(f"bulk_store_burst_{nbytes}_{copies}", nbytes, copies)
+        for rows, columns in (*_BOXES, (8, 64), (32, 256)):
+            box = TensorBox(256, (rows, columns))
+            name = f"tensor_burst_{rows}x{2 * columns}_{copies}"
+            yield _copy_burst(name, 2 * rows * columns, copies, box)
     for nbytes in (1024, 16384):
         yield _bulk_store(f"bulk_store_latency_{nbytes}", nbytes, 1, False, 1, IN_L2, (64, 192))
         yield _bulk_store(f"bulk_store_read_latency_{nbytes}", nbytes, 1, True, 1, IN_L2, (64, 192))
@@ -599,10 +688,40 @@ def _barrier_probes() -> Iterable[Probe]:
     body = f"@!%leader bra SECOND; {first} bra NEXT; SECOND: {second} NEXT: {flip}"
     yield _round_trips("mbarrier_ping_pong", setup, body, 64, "%p0")
 
+    yield from _ready_probes(init)
+    for links in (4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96):
+        # The first side takes its time before it arrives: how soon does the other know?
+        wait_first, wait_second = _wait("%r3", "%parity", "A"), _wait("%r3", "%parity", "B")
+        first = (
+            "mad.lo.u32 %r10, %r10, %r10, %zero;" * links + "add.u32 %r11, %r2, %r10;" + arrive.replace("%r2", "%r11")
+        )
+        body = f"@!%leader bra SECOND; {first} {wait_first} bra NEXT; SECOND: {wait_second} {arrive} NEXT: {flip}"
+        name = f"mbarrier_late_{links}"
+        yield _round_trips(name, setup + "mov.u32 %r10, %zero;", body, 64, "%p0")
 
-def _round_trips(name: str, setup: str, body: str, threads: int, only: str) -> Probe:
+
+def _ready_probes(init: str) -> Iterable[Probe]:
+    """What an mbarrier costs that nobody waits for."""
+    # The phase before the first one counts as complete.
+    ready = _wait("%smem", "1", "{k}")
+    body = "".join(ready.replace("{k}", f"R{k}") for k in range(8))
+    yield _round_trips("mbarrier_try_ready", init, body, 1, "%leader", 8)
+    many = init.replace("[%smem], 1;", "[%smem], 1000000;")
+    yield _round_trips("mbarrier_arrive", many, "mbarrier.arrive.shared::cta.b64 _, [%smem];" * 8, 1, "%leader", 8)
+    expect = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%smem], 0;" * 8
+    yield _round_trips("mbarrier_arrive_expect", many, expect, 1, "%leader", 8)
+    one = "mbarrier.arrive.shared::cta.b64 _, [%smem];" * 4
+    yield Probe(
+        "mbarrier_arrive_warps", _kernel("mbarrier_arrive_warps", many, one), "arrivals of a warp", 64, (8, 24), 512,
+        shared_bytes=1024,
+    )  # fmt: skip
+
+
+def _round_trips(name: str, setup: str, body: str, threads: int, only: str, each: int = 1) -> Probe:
     text = _kernel(name, setup, body, only=only)
-    return Probe(name, text, "round trips", 1, (64, 192), threads, shared_bytes=1024)
+    return Probe(
+        name, text, "round trips" if each == 1 else "instructions", each, (64, 192), threads, shared_bytes=1024
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -699,8 +818,18 @@ def _probes() -> Iterable[Probe]:
 
 
 PROBES: dict[str, Probe] = {probe.name: probe for probe in _probes()}
-# A kernel that does nothing, for the time of a launch and of blocks that follow each other.
+# A kernel that does nothing, for the time of a launch; and one whose blocks take so long, for what comes between two.
 EMPTY = f"{HEADER}.visible .entry empty()\n{{ ret; }}\n"
+SPIN_CYCLES = 4000
+SPIN = f"""{HEADER}{MODULE_VARIABLES}.visible .entry spin()
+{{
+    .reg .b64 %rd<3>; .reg .pred %p;
+    mov.u64 %rd0, %clock64;
+AGAIN:
+    mov.u64 %rd1, %clock64; sub.u64 %rd1, %rd1, %rd0; setp.lt.u64 %p, %rd1, {SPIN_CYCLES}; @%p bra AGAIN;
+    ret;
+}}
+"""
 
 
 def module(probes: Iterable[Probe] = ()) -> str:

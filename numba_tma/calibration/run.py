@@ -13,7 +13,7 @@ import numpy as np
 from .. import bench, compile, driver, sim
 from ..device_array import DeviceArray
 from ..tensor_map import TensorMap
-from .probes import BEYOND_L2, EMPTY, MULTIPROCESSORS, PROBES, Probe, module
+from .probes import BEYOND_L2, EMPTY, MULTIPROCESSORS, PROBES, SPIN, SPIN_CYCLES, WHOLE_SM, Probe, module
 
 ARCH = "sm_90a"
 _PARAMETER_BYTES, _MAP_OFFSET = 192, 64
@@ -27,7 +27,7 @@ def _map_bytes(probe: Probe, address: int, simulated: bool) -> bytes:
     if probe.box is None:
         return bytes(128)
     matrix = np.zeros((probe.span // (2 * probe.box.columns), probe.box.columns), np.float16)
-    made = TensorMap(matrix, probe.box.box, swizzle=probe.box.swizzle, store=False)
+    made = TensorMap(matrix, probe.box.box, swizzle=probe.box.swizzle, l2_promotion=probe.box.promotion, store=False)
     return made.encode_sim(address) if simulated else made.encode(address)
 
 
@@ -115,6 +115,27 @@ def _empty_launches() -> dict[str, float]:
     return {**found, "in a graph": in_graph.median}
 
 
+def _block_turnover() -> dict[str, float]:
+    """Cycles between the end of a block and the first instruction of the one that takes its place, by block size."""
+    loaded = driver.LoadedKernel(compile.Compiled("spin", ARCH, SPIN, (), 0).cubin, "spin", driver.current_device())
+    loaded.allow_shared(WHOLE_SM)
+
+    def launch(each: int, threads: int) -> driver.Launch:
+        # One block fits on an SM at a time.
+        config = driver.launch_config((each * MULTIPROCESSORS, 1, 1), (threads, 1, 1), WHOLE_SM, 0, None)
+        return driver.Launch(config, loaded, driver.ArgumentBuffer(0, ()))
+
+    few, many = 4, 20
+    sizes = (32, 128, 1024)
+    launches = {f"{threads} {each}": launch(each, threads) for threads in sizes for each in (few, many)}
+    timings = bench.time_launches(launches, repeats=15)
+    mhz = driver.attribute("CLOCK_RATE", driver.current_device()) / 1e3
+    return {
+        str(t): (timings[f"{t} {many}"].median - timings[f"{t} {few}"].median) / (many - few) * mhz * 1e6 - SPIN_CYCLES
+        for t in sizes
+    }
+
+
 def measure(names: Iterable[str] | None = None, repeats: int = 3) -> Iterator[Record]:
     """Measure the probes named, or all, on the current GPU: a record each, then one of launches and one of the clock.
 
@@ -136,6 +157,7 @@ def measure(names: Iterable[str] | None = None, repeats: int = 3) -> Iterator[Re
             yield record
         yield {"probe": "clock", "mhz": made.clock_mhz()}
         yield {"probe": "launch", "seconds": _empty_launches()}
+        yield {"probe": "block turnover", "cycles_by_threads": _block_turnover()}
     finally:
         made.free()
 
