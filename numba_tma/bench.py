@@ -107,42 +107,63 @@ def time_launches(
 
 
 def time_graph(launch: Callable[[int], object], *, launches: int = 20, repeats: int = 20) -> Timing:
-    """Time one launch of a small kernel inside a CUDA graph of many, where no launch overhead shows.
+    """`time_graphs` of one candidate."""
+    return time_graphs({"": launch}, launches=launches, repeats=repeats)[""]
+
+
+def time_graphs(
+    candidates: Mapping[str, Callable[[int], object]], *, launches: int = 20, repeats: int = 20
+) -> dict[str, Timing]:
+    """Time kernels inside CUDA graphs of many launches, where no launch overhead shows; the candidates in turn.
 
     Args:
-        launch: enqueues one launch on the stream whose handle it is given.
-        launches: launches in the graph, one after another; what comes back is the time of one.
+        candidates: by name; a function enqueues one launch on the stream whose handle it is given.
+        launches: launches in a graph, one after another; what comes back is the time of one.
+        repeats: timed rounds; each round runs every candidate's graph once.
     """
     from cuda.bindings import driver as cu
 
     stream = check(cu.cuStreamCreate(1), "cuStreamCreate")
-    handle = int(stream)
     begin, end = (check(cu.cuEventCreate(0), "cuEventCreate") for _ in range(2))
+    graphs: dict[str, tuple[object, object]] = {}
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
     try:
-        launch(handle)  # loads the kernel: nothing may be loaded during capture
-        driver.synchronize(handle)
-        mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        check(cu.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
-        for _ in range(launches):
-            launch(handle)
-        graph = check(cu.cuStreamEndCapture(stream), "cuStreamEndCapture")
-        executable = check(cu.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
-        samples = []
+        for name, launch in candidates.items():
+            graphs[name] = _graph(stream, launch, launches)
         for round_ in range(repeats + 2):
-            check(cu.cuEventRecord(begin, stream), "cuEventRecord")
-            check(cu.cuGraphLaunch(executable, stream), "cuGraphLaunch")
-            check(cu.cuEventRecord(end, stream), "cuEventRecord")
-            driver.synchronize(handle)
-            if round_ >= 2:
-                elapsed = check(cu.cuEventElapsedTime(begin, end), "cuEventElapsedTime")
-                samples.append(elapsed * 1e-3 / launches)
-        cu.cuGraphExecDestroy(executable)
-        cu.cuGraphDestroy(graph)
+            for name, (_, executable) in graphs.items():
+                check(cu.cuEventRecord(begin, stream), "cuEventRecord")
+                check(cu.cuGraphLaunch(executable, stream), "cuGraphLaunch")
+                check(cu.cuEventRecord(end, stream), "cuEventRecord")
+                driver.synchronize(int(stream))
+                if round_ >= 2:
+                    elapsed = check(cu.cuEventElapsedTime(begin, end), "cuEventElapsedTime")
+                    samples[name].append(elapsed * 1e-3 / launches)
     finally:
+        for graph, executable in graphs.values():
+            cu.cuGraphExecDestroy(executable)
+            cu.cuGraphDestroy(graph)
         cu.cuEventDestroy(begin)
         cu.cuEventDestroy(end)
         cu.cuStreamDestroy(stream)
-    return Timing(statistics.median(samples), min(samples), max(samples), len(samples))
+    return {
+        name: Timing(statistics.median(values), min(values), max(values), len(values))
+        for name, values in samples.items()
+    }
+
+
+def _graph(stream: object, launch: Callable[[int], object], launches: int) -> tuple[object, object]:
+    """A graph of `launches` launches, and the form of it that can be launched."""
+    from cuda.bindings import driver as cu
+
+    launch(int(stream))  # loads the kernel: nothing may be loaded during capture
+    driver.synchronize(int(stream))
+    mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    check(cu.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
+    for _ in range(launches):
+        launch(int(stream))
+    graph = check(cu.cuStreamEndCapture(stream), "cuStreamEndCapture")
+    return graph, check(cu.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
 
 
 def host_overhead(call: Callable[[], object], *, calls: int = 200, repeats: int = 20, stream: int = 0) -> Timing:

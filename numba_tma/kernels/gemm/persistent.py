@@ -85,8 +85,9 @@ def make_persistent(
         if thread < WARPGROUP:
             ptx.setmaxnreg_dec(PRODUCER_REGISTERS)
             if thread == 0:
-                for tile in range(cuda.blockIdx.x, tiles, cuda.gridDim.x):
-                    m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+                tile = uint32(cuda.blockIdx.x)
+                while tile < tiles:
+                    m, n = tile_of(tile, tiles_m, tiles_n, band)
                     row, column = m * uint32(rows), n * uint32(columns)
                     for block in range(k_blocks):
                         stage, phase = ring(use, stages)
@@ -94,14 +95,16 @@ def make_persistent(
                         mbarrier_wait(smem.empty[stage], phase ^ uint32(1))
                         k = uint32(uint32(block) * uint32(depth))
                         fetch(smem.a[stage], smem.b[stage], a_map, b_map, row, column, k, smem.full[stage])
+                    tile = uint32(tile + uint32(cuda.gridDim.x))
         else:
             ptx.setmaxnreg_inc(CONSUMER_REGISTERS)
             group = uint32(thread // uint32(WARPGROUP) - uint32(1))
             thread = uint32(thread % uint32(WARPGROUP))
             mine = uint32(group * uint32(GROUP_ROWS * ROW_BYTES))
             accumulator = cuda.local.array(accumulators, float32)
-            for tile in range(cuda.blockIdx.x, tiles, cuda.gridDim.x):
-                m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+            tile = uint32(cuda.blockIdx.x)
+            while tile < tiles:
+                m, n = tile_of(tile, tiles_m, tiles_n, band)
                 for block in range(k_blocks):
                     stage, phase = ring(use, stages)
                     mbarrier_wait(smem.full[stage], phase)
@@ -118,6 +121,8 @@ def make_persistent(
                     ptx.mbarrier_arrive(smem.empty[before])
                 row = uint32(m * uint32(rows) + group * uint32(GROUP_ROWS))
                 store(accumulator, c, bias, thread, row, n * uint32(columns))
+
+                tile = uint32(tile + uint32(cuda.gridDim.x))
 
     return gemm_persistent
 
@@ -199,8 +204,9 @@ def make_multicast(
         if thread < WARPGROUP:
             ptx.setmaxnreg_dec(PRODUCER_REGISTERS)
             if thread == 0:
-                for tile in range(first, tiles, step):
-                    m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+                tile = first
+                while tile < tiles:
+                    m, n = tile_of(tile, tiles_m, tiles_n, band)
                     row, column = uint32((m * uint32(cluster) + rank) * uint32(rows)), n * uint32(columns)
                     for block in range(k_blocks):
                         stage, phase = ring(use, stages)
@@ -208,14 +214,16 @@ def make_multicast(
                         mbarrier_wait(smem.empty[stage], phase ^ uint32(1))
                         k = uint32(uint32(block) * uint32(depth))
                         fetch(smem.a[stage], smem.b[stage], a_map, b_map, row, column, k, smem.full[stage], rank)
+                    tile = uint32(tile + step)
         else:
             ptx.setmaxnreg_inc(CONSUMER_REGISTERS)
             group = uint32(thread // uint32(WARPGROUP) - uint32(1))
             thread = uint32(thread % uint32(WARPGROUP))
             mine = uint32(group * uint32(GROUP_ROWS * ROW_BYTES))
             accumulator = cuda.local.array(accumulators, float32)
-            for tile in range(first, tiles, step):
-                m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+            tile = first
+            while tile < tiles:
+                m, n = tile_of(tile, tiles_m, tiles_n, band)
                 for block in range(k_blocks):
                     stage, phase = ring(use, stages)
                     mbarrier_wait(smem.full[stage], phase)
@@ -232,6 +240,7 @@ def make_multicast(
                     ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[before], thread))
                 row = uint32((m * uint32(cluster) + rank) * uint32(rows) + group * uint32(GROUP_ROWS))
                 store(accumulator, c, bias, thread, row, n * uint32(columns))
+                tile = uint32(tile + step)
         ptx.barrier_cluster_arrive()  # no block leaves while a peer may still arrive at its barriers
         ptx.barrier_cluster_wait()
 
@@ -239,24 +248,15 @@ def make_multicast(
 
 
 @functools.cache
-def make_staged_store(columns: int, out_dtype: str, activation: str, has_bias: bool) -> Callable:
-    """Make `store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, column, width)`: 64 x `columns` by TMA.
-
-    128 bytes of every row at a time are finished, written to shared memory with the swizzle, and handed to the copy
-    engine; from two tiles in turn, so that the next are written while the last are copied. `barrier` is a named
-    barrier of this warpgroup's own, `width` C's columns, beyond which there is no bias.
-    """
+def make_write(out_dtype: str) -> Callable:
+    """Make `write(accumulator, chunk, tile, lane, warp)`: a warp's 16 rows of the `chunk`-th 128 bytes of each row, to
+    a tile in shared memory with the 128-byte swizzle."""
     itemsize = dtypes.lookup(out_dtype).size
-    chunk_columns = ROW_BYTES // itemsize
-    chunks = columns // chunk_columns
-    finish = make_finish(columns, activation, has_bias)
-    wide = itemsize == 4
-    pack = None if wide else make_pack(out_dtype)
+    pack = None if itemsize == 4 else make_pack(out_dtype)
 
     @cuda.jit(device=True, forceinline=True)
     def write_packed(accumulator, chunk, tile, lane, warp):
-        """A warp's 16 rows of 64 columns of 16 bits, by stmatrix: 16 columns at a time, lane i having the address of
-        row i % 16 and eight columns."""
+        """64 columns of 16 bits, 16 at a time by stmatrix: lane i has the address of row i % 16 and eight columns."""
         line = uint32(tile + (warp * uint32(16) + lane % uint32(16)) * uint32(ROW_BYTES))
         swizzle, right = lane % uint32(8), lane // uint32(16)
         for part in range(4):
@@ -273,7 +273,7 @@ def make_staged_store(columns: int, out_dtype: str, activation: str, has_bias: b
 
     @cuda.jit(device=True, forceinline=True)
     def write_wide(accumulator, chunk, tile, lane, warp):
-        """A warp's 16 rows of 32 columns of 32 bits, two columns at a time."""
+        """32 columns of 32 bits, two at a time."""
         top = uint32(tile + (warp * uint32(16) + lane // uint32(4)) * uint32(ROW_BYTES))
         swizzle, within = lane // uint32(4), lane % uint32(4)
         for part in range(4):
@@ -284,16 +284,41 @@ def make_staged_store(columns: int, out_dtype: str, activation: str, has_bias: b
             ptx.st_shared_v2_f32(place, accumulator[i], accumulator[i + 1])
             ptx.st_shared_v2_f32(uint32(place + uint32(8 * ROW_BYTES)), accumulator[i + 2], accumulator[i + 3])
 
-    write = write_wide if wide else write_packed
+    return write_wide if itemsize == 4 else write_packed
+
+
+@functools.cache
+def make_staged_store(columns: int, out_dtype: str, activation: str, has_bias: bool, batched: bool = False) -> Callable:
+    """Make a function that writes a warpgroup's 64 x `columns` by TMA.
+
+        store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, column, batch, width)
+
+    128 bytes of every row at a time are written to shared memory and handed to the copy engine; from two tiles in turn,
+    so that the next are written while the last are copied. `barrier` is a named barrier of this warpgroup's own,
+    `width` C's columns, beyond which there is no bias, and `batch` the slowest coordinate of a map of three dimensions.
+    """
+    chunk_columns = ROW_BYTES // dtypes.lookup(out_dtype).size
+    chunks = columns // chunk_columns
+    finish = make_finish(columns, activation, has_bias)
+    write = make_write(out_dtype)
 
     @cuda.jit(device=True, forceinline=True)
-    def store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, column, width):
+    def copy_2d(c_map, x, row, batch, tile):
+        ptx.cp_async_bulk_tensor_2d_global_shared(c_map, x, row, tile)
+
+    @cuda.jit(device=True, forceinline=True)
+    def copy_3d(c_map, x, row, batch, tile):
+        ptx.cp_async_bulk_tensor_3d_global_shared(c_map, x, row, batch, tile)
+
+    copy = copy_3d if batched else copy_2d
+
+    @cuda.jit(device=True, forceinline=True)
+    def store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, column, batch, width):
         finish(accumulator, bias, thread, column, width)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         for chunk in range(chunks):
             unroll()
             tile = ptx.shared_address(tile0 if chunk % 2 == 0 else tile1)
-            x = uint32(column + uint32(chunk * chunk_columns))
             if thread == 0:
                 ptx.cp_async_bulk_wait_group_read(1)  # the copy before the last has read this tile
             ptx.bar_sync(barrier, WARPGROUP)
@@ -301,7 +326,7 @@ def make_staged_store(columns: int, out_dtype: str, activation: str, has_bias: b
             ptx.fence_proxy_async_shared_cta()
             ptx.bar_sync(barrier, WARPGROUP)
             if thread == 0:
-                ptx.cp_async_bulk_tensor_2d_global_shared(c_map, x, row, tile)
+                copy(c_map, uint32(column + uint32(chunk * chunk_columns)), row, batch, tile)
                 ptx.cp_async_bulk_commit_group()
 
     return store
@@ -354,8 +379,9 @@ def make_store_by_tma(
         if thread < WARPGROUP:
             ptx.setmaxnreg_dec(PRODUCER_REGISTERS)
             if thread == 0:
-                for tile in range(first, tiles, step):
-                    m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+                tile = first
+                while tile < tiles:
+                    m, n = tile_of(tile, tiles_m, tiles_n, band)
                     row, column = uint32((m * uint32(cluster) + rank) * uint32(rows)), n * uint32(columns)
                     for block in range(k_blocks):
                         stage, phase = ring(use, stages)
@@ -363,6 +389,7 @@ def make_store_by_tma(
                         mbarrier_wait(smem.empty[stage], phase ^ uint32(1))
                         k = uint32(uint32(block) * uint32(depth))
                         fetch(smem.a[stage], smem.b[stage], a_map, b_map, row, column, k, smem.full[stage], rank)
+                    tile = uint32(tile + step)
         else:
             ptx.setmaxnreg_inc(CONSUMER_REGISTERS)
             group = uint32(thread // uint32(WARPGROUP) - uint32(1))
@@ -371,8 +398,9 @@ def make_store_by_tma(
             tile0 = smem.c[uint32(group * uint32(2))]
             tile1 = smem.c[uint32(group * uint32(2) + uint32(1))]
             accumulator = cuda.local.array(accumulators, float32)
-            for tile in range(first, tiles, step):
-                m, n = tile_of(uint32(tile), tiles_m, tiles_n, band)
+            tile = first
+            while tile < tiles:
+                m, n = tile_of(tile, tiles_m, tiles_n, band)
                 for block in range(k_blocks):
                     stage, phase = ring(use, stages)
                     mbarrier_wait(smem.full[stage], phase)
@@ -389,7 +417,8 @@ def make_store_by_tma(
                     ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[before], thread))
                 row = uint32((m * uint32(cluster) + rank) * uint32(rows) + group * uint32(GROUP_ROWS))
                 barrier = uint32(group + uint32(1))
-                store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, n * uint32(columns), width)
+                store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, n * uint32(columns), 0, width)
+                tile = uint32(tile + step)
             if thread == 0:
                 ptx.cp_async_bulk_wait_group(0)
         ptx.barrier_cluster_arrive()

@@ -1,0 +1,350 @@
+"""`matmul`: a matrix product on the GPU for arrays of NumPy, CuPy, PyTorch or Numba, or in the simulator."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import arrays, driver, dtypes
+from ...arrays import ArrayView, DeviceView
+from ...device_array import DeviceArray
+from ...dtypes import ElementType
+from ...launch import backend, gpu_refusal
+from ...pitch import pitched_copy
+from ...tensor_map import TensorMap
+from ...warpgroup import k_elements
+from . import choice
+from .choice import Configuration, Shape, Types
+from .epilogue import check_activation
+from .warpgroup import GROUP_ROWS, b_box
+
+_INPUTS = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
+_OUTPUTS = ("float16", "bfloat16", "float32")
+_MOST_PLANS, _MOST_MAPS = 1024, 4096
+
+
+class MatmulError(ValueError):
+    """Operands that do not fit each other, or `matmul`; the message says what would."""
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    out: Any = None,
+    out_dtype: object = None,
+    bias: Any = None,
+    activation: str = "none",
+    stream: object = None,
+    configuration: Configuration | None = None,
+) -> Any:
+    """activation(a @ b + bias), with float32 sums, for matrices or batches of matrices.
+
+    Args:
+        a: (M, K) or (batch, M, K), of float16, bfloat16, float32 (multiplied as tf32), float8_e4m3fn or float8_e5m2.
+        b: (K, N) or (batch, K, N), of the same type. Of arrays with two dimensions one serves the whole batch.
+            A transposed view, such as a weight's `w.T`, is taken as it lies; so is a row-major one of 16-bit elements.
+        out: where to write, of shape (M, N) or (batch, M, N); by default a new array of the kind of `a`.
+        out_dtype: float16, bfloat16 or float32; by default `a`'s type, or bfloat16 for 8-bit types.
+        bias: (N,), float32 or of the output's type.
+        activation: "none", "relu", "gelu" (with tanh) or "silu".
+        stream: a stream's handle or object; by default PyTorch's or CuPy's current one, or the default stream.
+        configuration: a kernel of one's own choice, of `numba_tma.kernels.gemm.choice`.
+
+    Nothing waits for the GPU, except where arrays in host memory have to be copied there and back. Operands whose rows
+    do not begin at multiples of 16 bytes, or lie in an order that the tensor cores cannot read (row-major `b` of 8 or
+    32 bits, column-major `a`), are copied first, at the price of reading and writing them once.
+
+    Returns:
+        `out`.
+
+    Raises:
+        TypeError: not arrays, or of types that there is no product of.
+        MatmulError: shapes that do not fit.
+    """
+    key = _key(a, b, out, bias, out_dtype, activation, configuration)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plan(a, b, out, bias, out_dtype, activation, configuration)
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+    if out is None:
+        out = plan.new_output(a)
+    if plan.launch is not None:
+        plan.launch(a, b, bias, out, _current_stream(a) if stream is None else driver.stream_handle(stream))
+    return out
+
+
+def _key(a: Any, b: Any, out: Any, bias: Any, *others: object) -> tuple:
+    return (*(_layout(array) for array in (a, b, out, bias)), *others, backend())
+
+
+def _layout(array: Any) -> object:
+    """What of an array decides how it is treated, and is quick to get."""
+    if array is None:
+        return None
+    if arrays.is_torch(array):
+        return (array.dtype, array.shape, array.stride(), array.data_ptr() % 16, array.device)
+    view = arrays.view(array)
+    if view is None:
+        raise TypeError(f"matmul: {type(array).__name__} is not an array")
+    return (type(array), view.dtype, view.shape, view.strides, view.pointer % 16)
+
+
+def _current_stream(array: Any) -> int:
+    """The stream that the array's library enqueues on."""
+    if arrays.is_torch(array):
+        return sys.modules["torch"].cuda.current_stream(array.device).cuda_stream if array.is_cuda else 0
+    if type(array).__module__.split(".")[0] == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream().ptr
+    return 0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All that does not depend on where the arrays lie; `launch` is None where there is nothing to compute."""
+
+    new_output: Callable[[Any], Any]
+    launch: Callable[[Any, Any, Any, Any, int], None] | None
+
+
+_plans: dict[tuple, _Plan] = {}
+
+
+def _plan(
+    a: Any, b: Any, out: Any, bias: Any, out_dtype: object, activation: str, configuration: Configuration | None
+) -> _Plan:
+    a_view, b_view = _viewed("a", a), _viewed("b", b)
+    element = dtypes.lookup(a_view.dtype)
+    if element.name not in _INPUTS or dtypes.lookup(b_view.dtype) is not element:
+        raise TypeError(
+            f"matmul: a is {a_view.dtype}, b {b_view.dtype}; expected one type for both, of {', '.join(_INPUTS)}"
+        )
+    check_activation(activation)
+    shape = _shape(a_view.shape, b_view.shape)
+    out_shape = (shape.batch, shape.m, shape.n) if len(a_view.shape) + len(b_view.shape) > 4 else (shape.m, shape.n)
+    out_view = _viewed("out", out) if out is not None else None
+    out_element = _output_element(element, out_view, out_dtype)
+    _check_output(out_view, out_element, out_shape)
+    _check_bias(bias, shape, out_element)
+    new_output = functools.partial(_new_output, out_shape, out_element)
+    if 0 in out_shape:
+        return _Plan(new_output, None)
+    if shape.k == 0:
+        raise MatmulError("matmul: K is 0, there is nothing to add up; an empty sum is zero: fill `out` yourself")
+
+    a_way = _way(a_view, element, ("k",))
+    b_way = _way(b_view, element, ("n", "k") if element.size == 2 else ("k",), transposed=True)
+    # TMA writes whole 16 bytes: also beyond a row that ends between two.
+    steps = out_view.strides[:-1] if out_view else ()
+    by_tma = all(step % 16 == 0 for step in (*steps, shape.n * out_element.size, out_view.pointer if out_view else 0))
+    types = Types(element.name, out_element.name, b_way.major, by_tma)
+    sms = _multiprocessors()
+    chosen = configuration or choice.choose(types, shape, sms)
+    if not chosen.fits(types):
+        raise MatmulError(f"matmul: {chosen} does not fit {types}: no such tile, or no room for two stages of it")
+    maps = _Maps(types, chosen, shape)
+    kernel, grid = chosen.kernel(types, activation, bias is not None), chosen.grid(shape, sms)
+    counts = (shape.n, *chosen.tiles(shape), shape.batch, -(-shape.k // k_elements(element)))
+    batched = (len(view.shape) == 3 and view.shape[0] > 1 for view in (a_view, b_view))
+    scalars = tuple(np.uint32(number) for number in (*counts, *batched))
+
+    def launch(a: Any, b: Any, bias: Any, out: Any, stream: int) -> None:
+        c = maps.matrices(out)
+        target = maps.c(out) if by_tma and chosen.splits == 1 else c
+        launcher = kernel[grid, None, stream]
+        launcher(maps.a(a_way.ready(a)), maps.b(b_way.ready(b)), target, c if bias is None else bias, *scalars)
+
+    return _Plan(new_output, launch)
+
+
+def _viewed(name: str, array: Any) -> ArrayView:
+    view = arrays.view(array)
+    if view is None:
+        raise TypeError(f"matmul: {name} is a {type(array).__name__}; an array is expected")
+    return view
+
+
+def _shape(a: tuple[int, ...], b: tuple[int, ...]) -> Shape:
+    if not (2 <= len(a) <= 3 and 2 <= len(b) <= 3):
+        raise MatmulError(f"matmul: a {a} and b {b}; each must have two dimensions, or three with the batch in front")
+    if a[-1] != b[-2]:
+        raise MatmulError(f"matmul: a {a} has {a[-1]} columns, b {b} has {b[-2]} rows; both are K and must be equal")
+    batches = {shape[0] for shape in (a, b) if len(shape) == 3}
+    if len(batches - {1}) > 1:
+        raise MatmulError(f"matmul: a {a} and b {b} have batches of different sizes")
+    return Shape(max(batches, default=1) if 0 not in batches else 0, a[-2], b[-1], a[-1])
+
+
+def _output_element(element: ElementType, out: ArrayView | None, out_dtype: object) -> ElementType:
+    if out_dtype is not None:
+        found = dtypes.lookup(out_dtype)
+    elif out is not None:
+        found = dtypes.lookup(out.dtype)
+    else:
+        found = dtypes.lookup("bfloat16") if element.size == 1 else element
+    if found.name not in _OUTPUTS:
+        raise TypeError(f"matmul: output of {found}; there are {', '.join(_OUTPUTS)}")
+    return found
+
+
+def _check_output(out: ArrayView | None, element: ElementType, shape: tuple[int, ...]) -> None:
+    if out is None:
+        return
+    if out.shape != shape or dtypes.lookup(out.dtype) is not element:
+        raise MatmulError(f"matmul: out is {out.dtype} of shape {out.shape}; expected {element} of shape {shape}")
+    if shape[-1] > 1 and out.strides[-1] != element.size:
+        raise MatmulError(f"matmul: out has strides of {out.strides} B; its rows must be contiguous")
+    if out.readonly:
+        raise MatmulError("matmul: out is read-only")
+
+
+def _check_bias(bias: Any, shape: Shape, out: ElementType) -> None:
+    if bias is None:
+        return
+    view = _viewed("bias", bias)
+    if view.shape != (shape.n,) or dtypes.lookup(view.dtype).name not in ("float32", out.name):
+        raise MatmulError(
+            f"matmul: bias is {view.dtype} of shape {view.shape}; expected float32 or {out} of shape ({shape.n},)"
+        )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How an operand gets to the tensor cores: `ready(array)` is it, or a copy that TMA can read; `major` is the
+    dimension that its rows then run along."""
+
+    ready: Callable[[Any], Any]
+    major: str
+
+
+def _way(view: ArrayView, element: ElementType, majors: tuple[str, ...], transposed: bool = False) -> _Way:
+    """`majors` are the orders that the kernel can read. A's rows run along K as it is, those of B (`transposed`) when
+    its last two dimensions change places."""
+    straight, turned = ("n", "k") if transposed else ("k", "m")
+    for major, axis, other in ((straight, -1, -2), (turned, -2, -1)):
+        contiguous = view.strides[axis] == element.size or view.shape[axis] == 1
+        others = [s for s, n in zip(view.strides, view.shape, strict=True) if n > 1 and s != view.strides[axis]]
+        apart = view.strides[other] if view.shape[other] > 1 else 0
+        aligned = view.pointer % 16 == 0 and not any(s % 16 or s <= 0 for s in (*others, apart or 16))
+        if major in majors and contiguous and aligned:
+            return _Way(_itself, major)
+    if straight in majors:
+        return _Way(_copied, straight)
+    return _Way(_turned_copy, turned)
+
+
+def _itself(array: Any) -> Any:
+    return array
+
+
+def _copied(array: Any) -> Any:
+    return pitched_copy(array, empty=_allocator(array))
+
+
+def _turned_copy(array: Any) -> Any:
+    """A copy whose last but one dimension is contiguous, seen with its dimensions as before."""
+    return _swapped(pitched_copy(_swapped(array), empty=_allocator(array)))
+
+
+def _swapped(array: Any) -> Any:
+    return array.transpose(-1, -2) if arrays.is_torch(array) else array.swapaxes(-1, -2)
+
+
+def _allocator(array: Any) -> Callable[..., Any]:
+    """How the array's library makes an array of undefined contents, on the same device."""
+    if arrays.is_torch(array):
+        return functools.partial(sys.modules["torch"].empty, device=array.device)
+    library = type(array).__module__.split(".")[0]
+    if library == "cupy":
+        return sys.modules["cupy"].empty
+    if isinstance(array, np.ndarray):
+        return np.empty
+    raise MatmulError(
+        f"matmul: a {type(array).__module__}.{type(array).__name__} whose rows are not contiguous or do not begin at "
+        f"multiples of 16 bytes cannot be copied here; make it with numba_tma.pitched, or as a PyTorch or CuPy array"
+    )
+
+
+def _new_output(shape: tuple[int, ...], element: ElementType, like: Any) -> Any:
+    if arrays.is_torch(like):
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, element.name), device=like.device)
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, element.numpy)
+    if type(like).__module__.split(".")[0] == "cupy":
+        return sys.modules["cupy"].empty(shape, element.numpy)
+    return DeviceArray(np.empty(shape, element.numpy))
+
+
+def _multiprocessors() -> int:
+    if backend() == "sim" or gpu_refusal():
+        return choice.SMS
+    return driver.attribute("MULTIPROCESSOR_COUNT", driver.current_device())
+
+
+class _Maps:
+    """Tensor maps of the operands of one plan; of arrays on a GPU each is made once for a place in memory."""
+
+    def __init__(self, types: Types, configuration: Configuration, shape: Shape) -> None:
+        self._types, self._shape = types, shape
+        depth = k_elements(types.dtype)
+        self._boxes = {
+            "a": (1, configuration.a_rows, depth),
+            "b": (1, *b_box(configuration.b_columns, types.dtype, types.b_major)),
+            "c": (1, GROUP_ROWS, 128 // dtypes.lookup(types.out_dtype).size),
+        }
+        self._made: dict[tuple, TensorMap] = {}
+
+    def a(self, array: Any) -> TensorMap:
+        """A's map."""
+        return self._map("a", array, self._types.dtype, False)
+
+    def b(self, array: Any) -> TensorMap:
+        """B's map, of its transpose where its rows run along K."""
+        return self._map("b", array, self._types.dtype, self._types.b_major == "k")
+
+    def c(self, array: Any) -> TensorMap:
+        """The output's map."""
+        return self._map("c", array, self._types.out_dtype, False)
+
+    def matrices(self, array: Any) -> Any:
+        """The output with a dimension for the batch."""
+        view = arrays.view(array)
+        if len(view.shape) == 3:
+            return array
+        return _as_batch(array, view, dtypes.lookup(self._types.out_dtype), False)
+
+    def _map(self, which: str, array: Any, dtype: str, turned: bool) -> TensorMap:
+        view, element = arrays.view(array), dtypes.lookup(dtype)
+        key = (which, view.pointer, view.shape, view.strides)
+        found = self._made.get(key)
+        if found is None:
+            batch = _as_batch(array if view.host else None, view, element, turned)
+            found = TensorMap(batch, self._boxes[which], swizzle="128B", dtype=element, store=False)
+            if not view.host:
+                if len(self._made) >= _MOST_MAPS:
+                    self._made.clear()
+                self._made[key] = found
+        return found
+
+
+def _as_batch(owner: Any, view: ArrayView, element: ElementType, turned: bool) -> Any:
+    """The memory of a matrix, or a batch of them, under three dimensions, the last two in turn if `turned`.
+
+    Without an `owner` nothing keeps it alive: that is left to whoever launches with it.
+    """
+    shape, strides = view.shape, view.strides
+    if turned:
+        shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
+    if len(shape) == 2:
+        shape, strides = (1, *shape), (max(shape[0] * strides[0], element.size), *strides)
+    if view.host:
+        return arrays.reinterpret(owner, element.numpy, shape, strides)
+    return DeviceView(owner, view.pointer, shape, strides, element.numpy)
