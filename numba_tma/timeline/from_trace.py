@@ -15,7 +15,8 @@ from .overlap import Span, union, without
 
 # A wait of at most so many nanoseconds found what it waited for there; it takes about half as long to look.
 PASSED_NS = 60.0
-# Where a kernel marks no part "compute", a warp is taken to compute when it does nothing else for so long at least.
+# Where a kernel marks no part "compute", a warp is taken to compute when it does nothing else for so long at least,
+# from its first wait for a copy on. Where no warp of a block waits for copies, all of them are taken to.
 SHORTEST_COMPUTE_NS = 100.0
 
 
@@ -71,6 +72,7 @@ class _BlockTimeline:
         self.names = _barrier_names(shared, warps[0].shared_base)
         self.barriers: dict[int, _Barrier] = {}
         self.end = max(warp.end for warp in warps)
+        self.copies_awaited = any(_waits_for_copies_since(warp) is not None for warp in warps)
 
     def add(self) -> None:
         """Add it all: warps above, then copies, tensor cores and barriers."""
@@ -136,8 +138,9 @@ class _BlockTimeline:
             if span[0] < span[1]:
                 busy.append(span)
         busy = union(busy)
-        if not self.marked and not row.note.startswith("producer"):
-            gaps = without([(warp.start, warp.end)], busy)
+        since = _waits_for_copies_since(warp) if self.copies_awaited else warp.start
+        if not self.marked and since is not None:
+            gaps = without([(since, warp.end)], busy)
             computing = [gap for gap in gaps if gap[1] - gap[0] >= SHORTEST_COMPUTE_NS]
         for span in without(union(computing), busy):
             self._put(row, span, model.COMPUTE, "compute")
@@ -226,8 +229,7 @@ class _BlockTimeline:
     def _put_groups(self, groups: list[list[tuple[_Group, Row]]], kind: str, name: str) -> None:
         spans = [(min(g.start for g, _ in members), max(g.end for g, _ in members)) for members in groups]
         lanes = _lanes(spans)
-        in_use = [Row(self.block, model.COPY_ROW, f"{name} {lane}") for lane in range(max(lanes, default=-1) + 1)]
-        self.timeline.rows += in_use
+        in_use = self._rows_for(lanes, model.COPY_ROW, name)
         for members, span, lane in zip(groups, spans, lanes, strict=True):
             row, last = in_use[lane], max(members, key=lambda member: member[0].end)[0]
             self._put(row, span, kind, f"{name} group {last.number}", "", last.seen)
@@ -236,17 +238,18 @@ class _BlockTimeline:
                 if group.seen:
                     self.timeline.flows.append(Flow(row, group.end, source, group.end, "arrived"))
 
+    def _rows_for(self, lanes: Sequence[int], kind: str, name: str) -> list[Row]:
+        """A row for each lane."""
+        rows = [Row(self.block, kind, f"{name} {lane}") for lane in range(max(lanes, default=-1) + 1)]
+        self.timeline.rows += rows
+        return rows
+
     def _add_tensor_cores(self, rows: Sequence[tuple[Row, WarpTrace]]) -> None:
         """What a warpgroup's first warp asked its tensor cores for; all four of its warps do the same."""
         for _, warp in rows:
             groups = list(_groups(warp, "wgmma", self.end)) if warp.warp % 4 == 0 else []
             lanes = _lanes([(group.start, group.end) for group in groups])
-            name = f"tensor cores, warps {warp.warp} to {warp.warp + 3}"
-            in_use = [
-                Row(self.block, model.TENSOR_ROW, name, f"{lane}" if lane else "")
-                for lane in range(max(lanes, default=-1) + 1)
-            ]
-            self.timeline.rows += in_use
+            in_use = self._rows_for(lanes, model.TENSOR_ROW, f"wgmma of warps {warp.warp}-{warp.warp + 3},")
             for group, lane in zip(groups, lanes, strict=True):
                 self._put(
                     in_use[lane], (group.start, group.end), model.TENSOR, f"wgmma group {group.number}", "", group.seen
@@ -334,16 +337,25 @@ def _barrier_names(shared: Shared | None, base: int) -> dict[int, str]:
     }
 
 
+def _waits_for_copies_since(warp: WarpTrace) -> float | None:
+    """When a warp first waits for copies that it or others asked for; None if it does not, as a producer."""
+    copied_to = {event.detail for event in warp.events if event.site.kind == "issue to mbarrier"}
+    waits = {event.detail for event in warp.events if event.site.kind == "mbarrier wait"}
+    if copied_to and not copied_to & waits:
+        return None
+    for event in warp.events:
+        if event.site.kind in ("mbarrier wait", "cp.async wait"):
+            return event.start
+    return None
+
+
 def _role(warp: WarpTrace) -> str:
     """What a warp is for, as its instructions tell."""
     kinds = {event.site.kind for event in warp.events}
-    copied_to = {event.detail for event in warp.events if event.site.kind == "issue to mbarrier"}
-    waits = {event.detail for event in warp.events if event.site.kind == "mbarrier wait"}
     parts = {event.site.name for event in warp.events if event.site.kind == "part"}
-    if copied_to and not (copied_to & waits) and not parts & {"compute", "load"}:
-        return "producer"
-    if copied_to:
-        return "issues, computes"
+    if "issue to mbarrier" in kinds:
+        alone = _waits_for_copies_since(warp) is None and not parts & {"compute", "load"}
+        return "producer" if alone else "issues, computes"
     if "cp.async commit" in kinds or "load" in parts:
         return "copies, computes"
-    return "consumer" if waits or "compute" in parts else ""
+    return "consumer" if "mbarrier wait" in kinds or "compute" in parts else ""

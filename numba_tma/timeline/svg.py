@@ -23,7 +23,7 @@ _LOOKS = {
     model.COMPUTE: ("compute", 1.0, "compute"),
     model.WAIT: ("empty", 0.7, "wait for a copy or an mbarrier"),
     model.BARRIER: ("c7", 0.7, "wait at a block barrier"),
-    model.ISSUE: ("warning", 1.0, "ask for copies"),
+    model.ISSUE: ("warning", 1.0, "ask for copies or products"),
     model.COPY: ("tma", 1.0, "copy in flight"),
     model.STORE: ("c5", 1.0, "store in flight"),
     model.TENSOR: ("peer", 1.0, "tensor cores"),
