@@ -10,7 +10,7 @@ __all__ = ["CLASSES", "PtxLexer", "PythonLexer", "SassLexer", "lines"]
 
 
 class PtxLexer(RegexLexer):
-    """PTX. Mnemonics are functions, registers variables, `.reg` and its like declarations."""
+    """PTX. Mnemonics are functions, `.reg` and its like declarations."""
 
     name = "PTX"
     tokens = {
@@ -32,7 +32,7 @@ class PtxLexer(RegexLexer):
 
 
 class SassLexer(RegexLexer):
-    """SASS as nvdisasm prints it. Mnemonics are functions, registers variables; uniform ones are set apart."""
+    """SASS as nvdisasm prints it. Mnemonics are functions; uniform registers are set apart."""
 
     name = "SASS"
     tokens = {
@@ -63,7 +63,6 @@ CLASSES: dict[_TokenType, str] = {
     Name.Builtin: "b",
     Name.Decorator: "g",
     Name.Label: "l",
-    Name.Variable: "v",
     Name.Class: "u",
 }
 

@@ -12,6 +12,7 @@ and prints the steps' results as a JSON list, with what the page wrote to its co
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ def main() -> None:
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     # Blink counts the dark scheme as 0, the light one as 1. The sandbox needs rights that a container seldom gives.
     flags = f"--no-sandbox --disable-gpu --blink-settings=preferredColorScheme={0 if wanted.get('dark') else 1}"
+    flags += " --force-prefers-reduced-motion"  # or a line moves on while the mouse is on its way to it
     os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", flags)
     os.environ.setdefault("QT_QUICK_BACKEND", "software")
 
@@ -69,6 +71,18 @@ def main() -> None:
         )
         return QPoint(*map(round, box))
 
+    def arrive(event: str, cause: Any) -> None:
+        """Do something that causes an event, and wait until the page has it: it comes from another process."""
+        seen = f"(window.seen ??= {{}}).{event}"
+        value(f"({seen} ??= (addEventListener({event!r}, () => {seen}++, true), 0))")
+        before = value(seen)
+        cause()
+        for _ in range(300):
+            pause(20)
+            if value(seen) > before:
+                return
+        raise TimeoutError(f"no {event} reached the page")
+
     def carry_out(step: dict[str, Any]) -> Any:
         if "open" in step:
             view.resize(*step["size"])
@@ -82,14 +96,13 @@ def main() -> None:
             return value(step["js"])
         if "keys" in step:
             for name in step["keys"]:
-                QTest.keyClick(view.focusProxy(), getattr(Qt.Key, f"Key_{name}"))
-                pause(30)
+                arrive("keydown", functools.partial(QTest.keyClick, view.focusProxy(), getattr(Qt.Key, f"Key_{name}")))
         elif "click" in step:
-            QTest.mouseClick(view.focusProxy(), Qt.MouseButton.LeftButton, pos=middle(step["click"]))
-            pause(60)
+            place = middle(step["click"])
+            arrive("click", lambda: QTest.mouseClick(view.focusProxy(), Qt.MouseButton.LeftButton, pos=place))
         elif "point" in step:
-            QTest.mouseMove(view.focusProxy(), middle(step["point"]))
-            pause(60)
+            place = middle(step["point"])
+            arrive("pointermove", lambda: QTest.mouseMove(view.focusProxy(), place))
         elif "picture" in step:
             pause(500)  # until scrolling has come to rest and the window is drawn
             view.grab().save(step["picture"])
