@@ -260,7 +260,11 @@ def risky(instruction: Instruction) -> tuple[Configuration, ...]:
 # -- what numbers ------------------------------------------------------------------------------------------------------
 
 # Width in memory, mantissa bits, exponent bits; and the lowest bits that a tf32 operand carries along.
-_FORMATS = {"f16": (16, 10, 5), "bf16": (16, 7, 8), "tf32": (32, 10, 8), "f32": (32, 23, 8)} | {
+_FORMATS = {
+    "f16": (16, 10, 5),
+    "bf16": (16, 7, 8),
+    "tf32": (32, 10, 8),
+    "f32": (32, 23, 8),
     "e4m3": (8, 3, 4),
     "e5m2": (8, 2, 5),
 }
@@ -301,9 +305,9 @@ def floats(values: str, kind: str, raw: np.ndarray, small: bool = False) -> np.n
         bits = raw >> one(63 - mantissa - exponent) & one((1 << (mantissa + exponent + 1)) - 1)
     elif values == EXACT:  # 0 to 3, and much more in accumulators
         bias = ((1 << exponent - 1) - 1) << mantissa
-        small = [0, bias, bias + (1 << mantissa), bias + (3 << mantissa - 1)]
-        large = [bias + (power << mantissa) for power in range(3, 7)] if kind == "f32" else []
-        chosen = np.array(small + large, one)
+        numbers = [0, bias, bias + (1 << mantissa), bias + (3 << mantissa - 1)]
+        numbers += [bias + (power << mantissa) for power in range(3, 7)] if kind == "f32" else []
+        chosen = np.array(numbers, one)
         bits = sign | chosen.take(draw % one(len(chosen)))
     else:
         low, high = _exponents(values, exponent, small)
