@@ -23,7 +23,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backend", choices=launch.BACKENDS, default=None, help="where to run (default: auto)")
     parser.add_argument("--case", type=int, default=0, metavar="N", help="which of the problem's sizes (default: 0)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of the kernels, such as stages=1"
+        "--set",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("OPTION", "VALUE"),
+        help="an option of the kernels, such as stages 1",
     )
     parser.add_argument(
         "--output",
@@ -67,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.output and options.output.suffix and sum(len(found) for _, found in chosen) > 1:
             raise ValueError(f"--output {options.output}: several variants are chosen; name a folder")
         between = _between(options.between)
-        settings = dict(_setting(text) for text in options.set)
+        settings = {name: _value(name, text) for name, text in options.set}
         plan = Trace(options.capacity, multiprocessors=range(0, 4096, options.every) if options.every > 1 else None)
         for problem, found in chosen:
             case = variants.with_options(
@@ -119,12 +124,11 @@ def _between(text: str | None) -> tuple[float | None, float | None]:
         raise ValueError(f"--between {text}: expected two numbers of nanoseconds, such as 1000:5000") from None
 
 
-def _setting(text: str) -> tuple[str, object]:
-    name, equals, value = text.partition("=")
+def _value(name: str, text: str) -> object:
     try:
-        return name, ast.literal_eval(value)
+        return ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        raise ValueError(f"--set {text}: expected OPTION=VALUE, such as stages=1 or tile=(16, 128)") from None
+        raise ValueError(f"--set {name} {text}: expected a value such as 1 or '(16, 128)'") from None
 
 
 def _paths(output: Path | None, name: str) -> list[Path]:

@@ -36,7 +36,7 @@ def test_one_file_of_one_block(tmp_path):
 def test_one_buffer_hides_less_than_two(capsys):
     shares = []
     for stages in (1, 2):
-        assert script.main(["kv_stream.tma", "--backend", "sim", "--set", f"stages={stages}"]) == 0
+        assert script.main(["kv_stream.tma", "--backend", "sim", "--set", "stages", str(stages)]) == 0
         row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("kv_stream.tma"))
         shares.append(int(row.split("%")[0].split()[-1]))
     assert shares[0] < 10 < shares[1]
@@ -47,8 +47,8 @@ def test_one_buffer_hides_less_than_two(capsys):
     [
         (["nothing"], "no problem 'nothing'"),
         (["kv_stream.tma", "--case", "99"], "--case 99: there are 0: 128×192"),
-        (["kv_stream.tma", "--set", "stages"], "expected OPTION=VALUE"),
-        (["kv_stream.tma", "--set", "colour=1"], "colour"),
+        (["kv_stream.tma", "--set", "stages", "a b"], "expected a value such as 1"),
+        (["kv_stream.tma", "--set", "colour", "1"], "colour"),
         (["kv_stream.tma", "--between", "early:late"], "two numbers of nanoseconds"),
         (["kv_stream.tma", "--block", "70", "--output", "x.svg"], "block 70 is not in the timeline; it has 0, 1"),
         (["kv_stream.tma", "--output", "x.gif"], "written as .svg, .png"),
