@@ -3,7 +3,7 @@
 mma.sync multiplies a 16 x 16 piece of A by a 16 x 8 piece of B, both in the registers of one warp. Around it:
 
 * A warp computes 64 x 64 of C: each element that ldmatrix brings into registers takes part in 64 products. Smaller
-  pieces would ask more of shared memory than it can give: at 64 x 64, reading takes 32 of the 51 cycles that the
+  pieces would ask more of shared memory than it can give: at 64 x 64, reading takes 32 of some 51 cycles that the
   products of a step of 16 along K take an H200's four tensor cores.
 * A tile holds 64 elements of K, 128 bytes a row. Eight rows below each other, which ldmatrix reads at once, would all
   begin in the same bank; the 128-byte swizzle spreads them over all 32. It is the copy engine's own pattern, so both

@@ -8,15 +8,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from numba_tma import pitched_copy
+from numba_tma import pitched_copy, sim
 from numba_tma.device_array import DeviceArray
 from numba_tma.kernels.gemm import ladder, peers, warp_mma
 from numba_tma.kernels.gemm.ladder import gemm, reference
 from numba_tma.kernels.gemm.operands import operands
-from numba_tma.launch import recording
+from numba_tma.launch import recording, use_backend
+
+pytestmark = pytest.mark.filterwarnings("error::numba_tma.launch.HazardWarning")
 
 STEPS = ("naive", "tiled", "mma_cp_async", "mma_tma")
-TENSOR_CORES = STEPS[2:]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NUMPY = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16, "float32": np.dtype(np.float32)}
 
@@ -33,23 +34,27 @@ def problem(rng, m, n, k, dtype, out_dtype, b_major):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_bit_at_random_sizes(step, rng, in_simulator):
-    for _ in range(3):
+def test_every_bit_at_random_sizes(step, rng, seed):
+    """Whole pieces of 16 bytes along K and not, both layouts of B, each time with copies and warps in another order."""
+    for schedule in rng.choice(sim.schedules(2, seed), 3, replace=False):
         m, n, k = (int(extent) for extent in rng.integers(1, 151, 3))
-        a, b, c, expected = problem(rng, m, n, k // 8 * 8 + 8, "float16", "float16", "k")
-        gemm(pitched_copy(a), pitched_copy(b), c, variant=step)
-        np.testing.assert_array_equal(c, expected, err_msg=f"{a.shape} by {b.shape}")
-        a, b, c, expected = problem(rng, m, n, k, "bfloat16", "float32", "n")
-        gemm(pitched_copy(a), pitched_copy(b), c, variant=step, b_major="n")
-        np.testing.assert_array_equal(c, expected, err_msg=f"{a.shape} by {b.shape}")
+        with use_backend("sim", **schedule):
+            a, b, c, expected = problem(rng, m, n, k // 8 * 8 + 8, "float16", "float16", "k")
+            gemm(pitched_copy(a), pitched_copy(b), c, variant=step)
+            np.testing.assert_array_equal(c, expected, err_msg=f"{a.shape} by {b.shape}")
+            a, b, c, expected = problem(rng, m, n, k, "bfloat16", "float32", "n")
+            gemm(pitched_copy(a), pitched_copy(b), c, variant=step, b_major="n")
+            np.testing.assert_array_equal(c, expected, err_msg=f"{a.shape} by {b.shape}")
 
 
 @pytest.mark.parametrize("step", ["tiled", "mma_cp_async"])
-def test_rows_at_any_address(step, rng, in_simulator):
+@pytest.mark.parametrize("schedule", sim.first_schedules(3), ids=str)
+def test_rows_at_any_address(step, schedule, rng):
     """Neither the rows of A and B nor those of C begin at multiples of anything but their elements."""
     a, b, c, expected = problem(rng, 71, 67, 133, "float16", "float16", "k")
     assert warp_mma.copies_for(operands({"a": a, "b": b, "c": c})) == "elements"
-    gemm(a, b, c, variant=step)
+    with use_backend("sim", **schedule):
+        gemm(a, b, c, variant=step)
     np.testing.assert_array_equal(c, expected)
 
 
