@@ -170,23 +170,37 @@ class LoadedKernel:
 
 
 def launch_config(
-    grid: Sequence[int], block: Sequence[int], shared_bytes: int, stream: int, cluster: Sequence[int] | None
+    grid: Sequence[int],
+    block: Sequence[int],
+    shared_bytes: int,
+    stream: int,
+    cluster: Sequence[int] | None,
+    programmatic: bool = False,
 ) -> object:
-    """A CUlaunchConfig; `grid` counts blocks, also when they form clusters."""
+    """A CUlaunchConfig; `grid` counts blocks, also when they form clusters. `programmatic` allows the kernel to start
+    before the one in front of it has ended."""
     driver = _driver()
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = block
     config.sharedMemBytes = shared_bytes
     config.hStream = stream
+    attributes = []
     if cluster and tuple(cluster) != (1, 1, 1):
         entry = driver.CUlaunchAttribute()
         entry.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         dimension = entry.value.clusterDim
         dimension.x, dimension.y, dimension.z = cluster
         entry.value.clusterDim = dimension
-        config.attrs = [entry]
-        config.numAttrs = 1
+        attributes.append(entry)
+    if programmatic:
+        entry = driver.CUlaunchAttribute()
+        entry.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        entry.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(entry)
+    if attributes:
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
     return config
 
 

@@ -167,6 +167,7 @@ def kernel(
     cluster: int | Sequence[int] | None = None,
     min_blocks: int = 1,
     fastmath: bool = False,
+    programmatic: bool = False,
 ) -> Any:
     """Make a Python function a kernel.
 
@@ -177,6 +178,10 @@ def kernel(
         cluster: cluster size in blocks (one to three extents), fixed for the kernel.
         min_blocks: blocks that an SM should hold at least; it bounds the registers a thread gets.
         fastmath: let the compiler use approximate math.
+        programmatic: programmatic dependent launch: the kernel may start while the one in front of it on the stream
+            still runs. It must call `ptx.griddepcontrol_wait()` before it reads or writes what others may use; the one
+            in front may call `ptx.griddepcontrol_launch_dependents()` to let it start early. The simulator runs one
+            kernel after the other.
 
     Raises:
         TypeError: not a plain function of positional arguments without defaults, or `shared` is no `Shared`.
@@ -190,8 +195,17 @@ def kernel(
             cluster=cluster,
             min_blocks=min_blocks,
             fastmath=fastmath,
+            programmatic=programmatic,
         )
-    return Kernel(function, threads=threads, shared=shared, cluster=cluster, min_blocks=min_blocks, fastmath=fastmath)
+    return Kernel(
+        function,
+        threads=threads,
+        shared=shared,
+        cluster=cluster,
+        min_blocks=min_blocks,
+        fastmath=fastmath,
+        programmatic=programmatic,
+    )
 
 
 class Kernel:
@@ -206,6 +220,7 @@ class Kernel:
         cluster: int | Sequence[int] | None = None,
         min_blocks: int = 1,
         fastmath: bool = False,
+        programmatic: bool = False,
     ) -> None:
         _check_function(function)
         name = function.__name__
@@ -223,6 +238,7 @@ class Kernel:
         self.cluster = _extents(cluster, "cluster", name) if cluster is not None else (1, 1, 1)
         self._min_blocks = operator.index(min_blocks)
         self._fastmath = fastmath
+        self.programmatic = bool(programmatic)
         self._launchers: dict[tuple, Launcher] = {}
         self._by_configuration: dict[Any, Launcher] = {}
         self._compiled: dict[tuple, Compiled] = {}
@@ -540,7 +556,12 @@ class _Variant:
         self._pack_into = self._packer.pack_into
         self._offsets = [parameter.offset for parameter in compiled.parameters]
         self._config = driver.launch_config(
-            launcher.grid, launcher.block, kernel_.shared_bytes, launcher.stream, kernel_.cluster
+            launcher.grid,
+            launcher.block,
+            kernel_.shared_bytes,
+            launcher.stream,
+            kernel_.cluster,
+            kernel_.programmatic,
         )
         self._loaded = loaded
         self._local = threading.local()

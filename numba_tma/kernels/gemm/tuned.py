@@ -3,6 +3,7 @@
 `make_tuned` is step 10 with its constants set free: 64 rows for each of one or two consumer warpgroups, any width,
 with or without a cluster, batches of matrices (maps of three dimensions, the batch's first), and for results that TMA
 cannot write, whose rows do not begin at multiples of 16 bytes, the store from registers.
+Both kinds may start before the kernel in front of them has ended, and set up their barriers meanwhile.
 
 `make_split` is for products with fewer tiles than the GPU has SMs, such as a few rows times a large weight. The blocks
 of a cluster divide K among them; then each sums a share of the tile's rows, out of its peers' shared memory, always in
@@ -197,7 +198,11 @@ def make_tuned(
             pass
 
     @kernel(
-        threads=WARPGROUP * (consumers + 1), shared=smem, cluster=cluster, min_blocks=blocks_per_sm(consumers, columns)
+        threads=WARPGROUP * (consumers + 1),
+        shared=smem,
+        cluster=cluster,
+        min_blocks=blocks_per_sm(consumers, columns),
+        programmatic=True,
     )
     def gemm_tuned(a_map, b_map, c, bias, width, tiles_m, tiles_n, batches, k_blocks, a_batches, b_batches):
         thread = uint32(cuda.threadIdx.x)
@@ -206,19 +211,21 @@ def make_tuned(
         per_batch = uint32(tiles_m * tiles_n)
         tiles = uint32(per_batch * batches)
         if thread == 0:
+            ptx.prefetch_tensormap(a_map)
+            ptx.prefetch_tensormap(b_map)
             for stage in range(stages):
                 ptx.mbarrier_init(smem.full[stage], 1)
                 ptx.mbarrier_init(smem.empty[stage], arrivals)
             ptx.fence_mbarrier_init()
         meet()
+        ptx.griddepcontrol_wait()
+        ptx.griddepcontrol_launch_dependents()
 
         use = uint32(0)
         if thread < WARPGROUP:
             if two:
                 ptx.setmaxnreg_dec(PRODUCER_REGISTERS)
             if thread == 0:
-                ptx.prefetch_tensormap(a_map)
-                ptx.prefetch_tensormap(b_map)
                 tile = first
                 while tile < tiles:
                     batch = uint32(tile // per_batch)
@@ -316,7 +323,7 @@ def make_split(
             ptx.st_shared_v2_f32(uint32(upper + uint32(32 * j)), accumulator[4 * j], accumulator[4 * j + 1])
             ptx.st_shared_v2_f32(uint32(lower + uint32(32 * j)), accumulator[4 * j + 2], accumulator[4 * j + 3])
 
-    @kernel(threads=threads, shared=smem, cluster=splits)
+    @kernel(threads=threads, shared=smem, cluster=splits, programmatic=True)
     def gemm_split(a_map, b_map, c, bias, width, tiles_m, tiles_n, batches, k_blocks, a_batches, b_batches):
         thread = uint32(cuda.threadIdx.x)
         rank = ptx.cluster_ctarank()
@@ -334,6 +341,8 @@ def make_split(
                 ptx.mbarrier_init(smem.empty[stage], consumers)
             ptx.fence_mbarrier_init()
         cuda.syncthreads()
+        ptx.griddepcontrol_wait()
+        ptx.griddepcontrol_launch_dependents()
 
         if thread < WARPGROUP:
             if thread == 0:
