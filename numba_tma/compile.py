@@ -248,17 +248,18 @@ def _assemble(tool: str, module: tuple[str, str], arch: str) -> tuple[bytes, str
     raise _refusal([module], arch, f"ptxas failed\n{log}")
 
 
-def disassemble(cubin: bytes, lines: str = "python") -> str:
+def disassemble(cubin: bytes, lines: str = "python", encodings: bool = False) -> str:
     """SASS of a cubin, by nvdisasm from its wheel or the CUDA toolkit.
 
     Args:
         lines: what stands above the instructions: the 'python' lines that they became, with the calls around them, or
             the lines of the 'ptx' (of each module, from 1).
+        encodings: write each instruction's 128 bits beside it.
 
     Raises:
         CompileError: there is no nvdisasm; the message says which package brings it.
     """
-    option = {"python": "-gi", "ptx": "-gp"}[lines]
+    options = ["-c", {"python": "-gi", "ptx": "-gp"}[lines], *(["-hex"] if encodings else [])]
     tool = _tool("nvdisasm")
     if tool is None:
         raise CompileError(
@@ -267,9 +268,9 @@ def disassemble(cubin: bytes, lines: str = "python") -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        run = subprocess.run([tool, "-c", option, "-sf", file.name], capture_output=True, text=True, check=False)
+        run = subprocess.run([tool, *options, "-sf", file.name], capture_output=True, text=True, check=False)
         if run.returncode:  # older releases lack -sf
-            run = subprocess.run([tool, "-c", option, file.name], capture_output=True, text=True, check=False)
+            run = subprocess.run([tool, *options, file.name], capture_output=True, text=True, check=False)
     if run.returncode:
         raise CompileError(f"{tool} failed: {run.stderr.strip()}")
     return run.stdout

@@ -36,6 +36,7 @@ from .arrays import ArrayView
 from .compile import DEFAULT_ARCH, Compiled, compile_kernel
 from .device_array import DeviceArray
 from .driver import LaunchError
+from .machine_code import with_machine_code
 from .shared import Shared
 from .tensor_map import TensorMap
 from .trace import Trace
@@ -521,6 +522,9 @@ class Launcher:
         packer = Packer(compiled)
         buffer = bytearray(packer.nbytes)
         packer.pack_into(buffer, _moved_words(marshalled, moved.spans, TensorMap.encode_sim))
+        options = dict(_simulation.get() or {})
+        if options.get("model"):
+            options["model"] = with_machine_code(options["model"], compiled)
         report = sim.launch(
             "\n".join([compiled.ptx, *(text for _, text in compiled.modules)]),
             compiled.name,
@@ -531,7 +535,7 @@ class Launcher:
             shared_names=_shared_names(kernel_.shared),
             params=[bytes(buffer[p.offset : p.offset + p.size]) for p in compiled.parameters],
             memory=memory,
-            **(_simulation.get() or {}),
+            **options,
         )
         moved.copy_back()
         first = {hazard.identifier: hazard for hazard in reversed(report.hazards)}

@@ -297,6 +297,7 @@ class AsyncEngine:
                 self._arrived("bulk_load", slot, bar, end - begin)
 
         if self._observer is not None:
+            self._observer.copy_reads("bulk_load", origin, src, (nbytes,), (1,), nbytes, 1)
             self._observer.copy_to_shared(thread, targets, dst, nbytes, bar, origin)
         parts = self._ranges(nbytes)
         self._issue(_Operation("bulk_load", text, origin, thread, targets, nbytes, parts, move))
@@ -440,6 +441,10 @@ class AsyncEngine:
 
         if self._observer is not None:
             pattern = geo.swizzle and 8 * descriptor.Swizzle(geo.swizzle).span
+            if source is not None:
+                self._observer.copy_reads(
+                    "tma_load", origin, source.address, source.shape, source.strides, geo.nbytes, geo.rows
+                )
             self._observer.copy_to_shared(
                 thread, targets, dst, geo.rows * geo.row_pitch, bar, origin, None, geo.nbytes, pattern
             )
@@ -595,6 +600,7 @@ class AsyncEngine:
         groups = self._cp_async.add(threads)
         if self._observer is not None:
             self._observer.cp_async_issued(threads, places * size, size, groups, origin)
+            self._observer.cp_async_reads(threads, src, size, origin)
 
         def move(part: slice) -> None:
             data = self._gathered(src[part], size, None if src_size is None else src_size[part], text)

@@ -13,6 +13,7 @@ from .module import Module
 from .parse import parse
 from .report import Report
 from .schedules import TOGETHER, WARP_ORDERS
+from .timing import ModelOptions
 
 MAX_STEPS = 50_000_000
 
@@ -48,6 +49,7 @@ def launch(
     observer: Any = None,
     hazards: bool = True,
     shared_names: Sequence[tuple[str, int, int]] = (),
+    model: ModelOptions | bool = False,
 ) -> Report:
     """Run a kernel to its end.
 
@@ -60,6 +62,8 @@ def launch(
 
     `hazards` looks for races and their like in what the kernel does (Report.hazards), at the cost of some time.
     `shared_names` names parts of dynamic shared memory for the reports: (name, offset, bytes).
+
+    `model` asks for the model of time (Report.model), at the cost of some more; options say how.
 
     Raises a SimError: PtxSyntaxError, LaunchError, UnknownInstruction, OutOfBounds, Misaligned, Trap, Deadlock,
     StepLimit (`max_steps` counts executed steps; one step serves many lanes).
@@ -93,6 +97,7 @@ def launch(
         hazards,
         shared_names,
         warp_order,
+        (ModelOptions() if model is True else model) or None,
     )
     machine.output.echo = print_to
     return machine.run(max_steps)

@@ -46,6 +46,7 @@ from .program import Instance, Program
 from .report import Hazard, Report, waiting_report
 from .scheduler import Scheduler
 from .schedules import TOGETHER, warp_groups
+from .timing import Modelled, ModelOptions
 
 MAX_SHARED = 227 * 1024
 MAX_THREADS = 1024
@@ -75,6 +76,7 @@ class Machine:
         hazards: bool = True,
         shared_names: Sequence[tuple[str, int, int]] = (),
         warp_order: str = TOGETHER,
+        model: ModelOptions | None = None,
     ) -> None:
         self.module = module
         self.function = function
@@ -89,6 +91,12 @@ class Machine:
         self.clusters = tuple(g // c for g, c in zip(grid, cluster, strict=True))
 
         self._lay_out_shared(shared_bytes)
+        self.shared_bytes = self.shared_end - SHARED_BASE
+        self.modelled = None if model is None else Modelled(self, model)
+        # The blocks to execute, as linear numbers in the grid.
+        self.block_numbers = np.arange(self.blocks)
+        if self.modelled is not None and model.sample:
+            self.block_numbers = np.array(self.modelled.plan.blocks)
         self.slots = self._resident_blocks()
         self.shared = np.empty((self.slots, self.shared_stride), np.uint8)
         self._shared_flat = self.shared.reshape(-1)
@@ -111,8 +119,11 @@ class Machine:
         self.hazards: list[Hazard] = []
         self._hazards_seen: set[tuple[str, int]] = set()
         self._names_in_plan = shared_names
+        self.names_in_plan = frozenset(name for name, _, _ in shared_names)
         self.tracker = Tracker(self) if hazards else None
-        self.observer = observe_all([watcher for watcher in (self.tracker, observer) if watcher is not None])
+        self.recorder = None if self.modelled is None else self.modelled.recorder()
+        watchers = (self.tracker, self.recorder, observer)
+        self.observer = observe_all([watcher for watcher in watchers if watcher is not None])
         self.output = printf.Output()
 
         self.warp_order = warp_order
@@ -180,12 +191,12 @@ class Machine:
         self.shared_stride = -(-end // 1024) * 1024
 
     def _resident_blocks(self) -> int:
-        size = self.cluster_size
+        size, blocks = self.cluster_size, self.block_numbers.size
         by_memory = max(WAVE_SHARED_BYTES // self.shared_stride // size, 1) * size
-        if self.blocks * self.threads <= ONE_WAVE_LANES and self.blocks <= by_memory:
-            return self.blocks
+        if blocks * self.threads <= ONE_WAVE_LANES and blocks <= by_memory:
+            return blocks
         by_lanes = max(WAVE_LANES // self.threads // size, 1) * size
-        return min(by_lanes, by_memory, self.blocks)
+        return min(by_lanes, by_memory, blocks)
 
     def _lay_out_params(self, params: list[bytes]) -> None:
         formals = self.function.params
@@ -234,8 +245,8 @@ class Machine:
         try:
             with np.errstate(all="ignore"):
                 entry = self.program.instance(self.function, 0)
-                for first in range(0, self.blocks, self.slots):
-                    self._run_wave(first, min(self.slots, self.blocks - first), entry, max_steps)
+                for first in range(0, self.block_numbers.size, self.slots):
+                    self._run_wave(first, min(self.slots, self.block_numbers.size - first), entry, max_steps)
                 self.engine.drain()
                 if self.observer is not None:
                     self.observer.launch_ended()
@@ -282,7 +293,7 @@ class Machine:
 
     def _place_blocks(self, first: int, count: int) -> None:
         """Coordinates of the resident blocks; the blocks of a cluster follow each other."""
-        number = first + np.arange(self.slots)
+        number = self.block_numbers[np.minimum(first + np.arange(self.slots), self.block_numbers.size - 1)]
         cluster, rank = number // self.cluster_size, number % self.cluster_size
         index = []
         for axis in range(3):
@@ -295,7 +306,10 @@ class Machine:
         moved = dict(self.engine.bytes)
         for key, counts in (("ld", self.loaded), ("st", self.stored), ("atom", self.atomic)):
             moved[f"{key}_global"], moved[f"{key}_shared"] = counts[0] + counts[4], counts[1]
-        return Report(self.instructions, self.lane_instructions, self.steps, moved, self.hazards, self.output.text())
+        report = Report(self.instructions, self.lane_instructions, self.steps, moved, self.hazards, self.output.text())
+        if self.modelled is not None:
+            report.model = self.modelled.play(self.recorder)
+        return report
 
     # Memory
 
@@ -450,6 +464,8 @@ class Machine:
 
     def residency_note(self) -> str:
         """For deadlock messages: a block that waits for one of a later wave waits for ever."""
+        if self.block_numbers.size < self.blocks:
+            return "; only the blocks of one SM are executed for the model of time, so none may wait for another"
         if self.slots == self.blocks:
             return ""
         return (

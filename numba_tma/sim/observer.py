@@ -135,6 +135,24 @@ class Observer:
         `region` is what it writes of global memory, if it is no reduction: (address, extents, strides) in bytes.
         """
 
+    def copy_reads(
+        self,
+        kind: str,
+        origin: Any,
+        address: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        nbytes: int,
+        rows: int,
+    ) -> None:
+        """The engine will read global memory: bytes in `shape`, `strides` apart, from `address` on.
+
+        `nbytes` is what it delivers, in `rows`. copy_to_shared for the same copy comes next, if it is no prefetch.
+        """
+
+    def cp_async_reads(self, threads: np.ndarray, addresses: np.ndarray, size: int, origin: Any) -> None:
+        """The engine will read `size` bytes from global `addresses` for cp.async."""
+
     def tensor_map_used(self, thread: int, address: int, instruction: Instruction) -> None:
         """A thread starts a copy with the tensor map at a generic address."""
 

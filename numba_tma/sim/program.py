@@ -73,6 +73,7 @@ class Block:
     """A straight-line stretch of one instance. Registers are bits in `uses`, `writes` and `live_in`."""
 
     __slots__ = (
+        "alone",
         "cost",
         "count",
         "end",
@@ -102,6 +103,8 @@ class Block:
         self.live_in = 0
         self.count = 0
         self.cost = 1
+        # Whether it holds one step that may wait.
+        self.alone = False
 
     @property
     def first_instruction(self) -> Instruction | None:
@@ -422,6 +425,7 @@ class Builder:
         block.uses |= self.uses & ~block.writes
         block.writes |= self.defs
         block.count += 1
+        block.alone = step.alone
         block.cost = max(block.cost, step.cost)
         if step.end is not None:
             block.end = step.end

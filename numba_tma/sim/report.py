@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .timing.model import Model
+
 if TYPE_CHECKING:
     from .fragment import Fragment
     from .machine import Machine
@@ -47,7 +49,7 @@ class Report:
     thread, `steps` once for each time the simulator executes it (for many blocks at once). `bytes` has the bytes
     moved by the copy engine (tma_load, tma_store, tma_reduce, bulk_load, bulk_store, bulk_reduce, bulk_cluster,
     cp_async) and by threads (ld_global, st_global, atom_global, ld_shared, st_shared, atom_shared). `output` is what
-    the kernel printed.
+    the kernel printed. `model` is what the model of time says, if the launch asked for it.
     """
 
     instructions: int = 0
@@ -56,6 +58,7 @@ class Report:
     bytes: dict[str, int] = field(default_factory=dict)
     hazards: list[Hazard] = field(default_factory=list)
     output: str = ""
+    model: Model | None = None
 
 
 def place_of(instruction: Any) -> str:

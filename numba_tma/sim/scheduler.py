@@ -216,6 +216,7 @@ class Scheduler:
         # At random, turns from very short to a whole one.
         budget = allowed = 1 << int(machine.rng.integers(BUDGET.bit_length())) if self._random else BUDGET
         warps = machine.warp_count(fragment)
+        recorder = machine.recorder
         while True:
             values = fragment.values
             index = -1
@@ -233,6 +234,8 @@ class Scheduler:
                 self._instruction = block.instructions[index] if index >= 0 else block.end_instruction
                 fragment.block = block
                 raise
+            if recorder is not None and (following is not None or not block.alone):
+                recorder.executed(fragment, block)
             if following is None:
                 self._stale = 0.0
                 return
@@ -309,6 +312,8 @@ class Scheduler:
         block = fragment.block
         if wait.finish is not None:
             wait.finish(fragment, passed)
+        if self.machine.recorder is not None:
+            self.machine.recorder.executed(fragment, block)
         fragment.dirty |= block.writes
         fragment.block = block.next
         self.refresh(fragment)

@@ -1,0 +1,130 @@
+"""A launch under the model: which blocks are written down, and what is made of it in the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .device import default_device
+from .model import Model, ModelOptions
+from .occupancy import plan, resident_blocks
+from .ops import Costs
+from .parts import Timeline
+from .record import Recorder
+from .regions import Regions
+from .replay import Replay
+
+if TYPE_CHECKING:
+    from ..machine import Machine
+
+
+class Modelled:
+    """The model's part in one launch."""
+
+    def __init__(self, machine: Machine, options: ModelOptions) -> None:
+        self._machine = machine
+        self._options = options
+        self._device = options.device or default_device()
+        self._per_sm = resident_blocks(self._device, machine.threads, machine.shared_bytes, options.registers)
+        most = max(options.blocks, 3 * self._per_sm * machine.cluster_size)
+        self.plan, self._units = plan(self._device, machine.blocks, machine.cluster_size, self._per_sm, most)
+
+    def recorder(self) -> Recorder:
+        """What watches the launch."""
+        return Recorder(self._machine, self._device, self.plan.blocks, self._per_sm, self._options.warm)
+
+    def play(self, recorder: Recorder) -> Model:
+        """The model's result for what was written down."""
+        machine, device, options = self._machine, self._device, self._options
+        costs = Costs(device, options.machine_code)
+        timeline = Timeline(device, options.intervals)
+        requests = recorder.requests
+
+        def missing(instruction: Any) -> float:
+            asked, fresh = requests.get(id(instruction), (0, 0))
+            return min(fresh / asked, 1.0) if asked else 0.0
+
+        replay = Replay(
+            device,
+            self.plan,
+            recorder.finished,
+            recorder.needed,
+            missing,
+            Regions(costs, machine.program.blocks.values()),
+            self._spilled(),
+            timeline,
+            self._barrier_names(),
+            _place,
+        )
+        cycles = replay.run()
+        played = len(self.plan.units)
+        total = self._extrapolated(cycles, replay.unit_ends)
+        seconds = device.launch_seconds + total / (device.clock_mhz * 1e6)
+        model = Model(
+            cycles=total,
+            seconds=seconds,
+            device=device.name,
+            provisional=device.provisional,
+            blocks=machine.blocks,
+            blocks_per_sm=self._units,
+            resident=self.plan.resident,
+            played=played,
+            machine_code=costs.known,
+            warps=replay.times,
+            stalls=replay.stalls(),
+            busy=replay.busy(cycles),
+            intervals=timeline.intervals,
+            truncated=timeline.truncated,
+        )
+        if played < self._units:
+            model.notes.append(
+                f"{self._units - played} further blocks an SM are extrapolated from the last ones played"
+            )
+        if options.sample:
+            model.notes.append("only the blocks that were played were executed: the results are incomplete")
+        if replay.unfinished:
+            model.notes.append("warps waited for blocks that were not played; those waits are taken as none")
+        return model
+
+    def _extrapolated(self, cycles: float, ends: list[float]) -> float:
+        """The cycles for all blocks of the busiest SM."""
+        rest = self._units - len(ends)
+        resident = self.plan.resident
+        if rest <= 0 or len(ends) <= resident:
+            return cycles * (1 + rest / len(ends)) if rest > 0 else cycles
+        ends = sorted(ends)
+        return cycles + rest * (ends[-1] - ends[resident - 1]) / (len(ends) - resident)
+
+    def _spilled(self) -> float:
+        """The part of the bytes written that L2 does not hold."""
+        machine = self._machine
+        moved = machine.engine.bytes
+        written = (
+            machine.stored[0] + machine.atomic[0] + sum(moved[k] for k in ("tma_store", "bulk_store", "tma_reduce"))
+        )
+        written = written * machine.blocks / machine.block_numbers.size
+        return max(1 - self._device.l2_bytes / written, 0.0) if written else 0.0
+
+    def _barrier_names(self) -> Any:
+        machine = self._machine
+        names = sorted((offset, name, nbytes) for name, offset, nbytes in machine.shared_names())
+
+        def name_of(key: tuple) -> str:
+            kind, _, number = (*key, 0)[:3]
+            if kind != "mbarrier":
+                return f"barrier {number}"
+            address = 8 * number
+            for offset, name, nbytes in reversed(names):
+                if offset <= address < offset + nbytes and name in machine.names_in_plan:
+                    return f"mbarrier {name}[{(address - offset) // 8}]"
+            return f"mbarrier at {address:#x}"
+
+        return name_of
+
+
+def _place(instruction: Any) -> str:
+    """Where an instruction stands, in the source if that is known."""
+    location = getattr(instruction, "location", None)
+    if location is not None:
+        outermost = location.outermost
+        return f"{outermost.file.rsplit('/', 1)[-1]}:{outermost.line} ({instruction.mnemonic})"
+    return f"PTX line {instruction.line} ({instruction.mnemonic})"
