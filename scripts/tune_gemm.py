@@ -18,6 +18,8 @@ from pathlib import Path
 from numba_tma import launch, suite
 from numba_tma.kernels.gemm import choice, tuning
 
+_TRIED_OTHERS = 2
+
 
 def main() -> int:
     """Measure and write; the exit status is 2 where there is no GPU."""
@@ -28,8 +30,14 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="compilers at once (default %(default)s)")
     options = parser.parse_args()
     start = time.perf_counter()
-    types = {tuning.types_of(d, s) for d in ("bfloat16",) for s in {**tuning.SHAPES, **tuning.CUBES}.values()}
-    tuning.compile_all(((c, t) for t in types for c in choice.candidates() if c.fits(t)), options.workers)
+    everything = {**tuning.CUBES, **tuning.SHAPES}
+    types = {tuning.types_of("bfloat16", shape) for shape in everything.values()}
+    wanted = [(c, t) for t in types for c in choice.candidates() if c.fits(t)]
+    for kind in tuning.OTHER_KINDS:
+        for shape in tuning.CUBES.values():
+            kind_types = tuning.types_of(kind[0], shape, kind[1])
+            wanted += [(c, kind_types) for c in choice.best_candidates(kind_types, shape, _TRIED_OTHERS)]
+    tuning.compile_all(wanted, options.workers)
     print(f"compiled after {time.perf_counter() - start:.0f} s", flush=True)
     refusal = launch.gpu_refusal()
     if refusal:
@@ -41,7 +49,9 @@ def main() -> int:
         costs = tuning.measure_costs()
         tuning.write_table(costs, [], circumstances)
         print(f"costs after {time.perf_counter() - start:.0f} s", flush=True)
-    shapes = tuning.measure_shapes({**tuning.CUBES, **tuning.SHAPES}, "bfloat16", tried=options.tried)
+    shapes = tuning.measure_shapes(everything, "bfloat16", tried=options.tried)
+    for dtype, b_major in tuning.OTHER_KINDS:
+        shapes += tuning.measure_shapes(tuning.CUBES, dtype, b_major=b_major, tried=_TRIED_OTHERS, repeats=5)
     tuning.write_table(costs, shapes, circumstances)
     if options.json:
         options.json.write_text(json.dumps({"circumstances": circumstances, "shapes": shapes}, indent=1) + "\n")

@@ -3,7 +3,7 @@
 `make_tuned` is step 10 with its constants set free: 64 rows for each of one or two consumer warpgroups, any width,
 with or without a cluster, batches of matrices (maps of three dimensions, the batch's first), and for results that TMA
 cannot write, whose rows do not begin at multiples of 16 bytes, the store from registers.
-Both kinds may start before the kernel in front of them has ended, and set up their barriers meanwhile.
+With `programmatic` both may start before the kernel in front of them has ended, and set up their barriers meanwhile.
 
 `make_split` is for products with fewer tiles than the GPU has SMs, such as a few rows times a large weight. The blocks
 of a cluster divide K among them; then each sums a share of the tile's rows, out of its peers' shared memory, always in
@@ -129,6 +129,7 @@ def make_tuned(
     cluster: int = 2,
     across: str = "m",
     band: int = 8,
+    programmatic: bool = True,
 ) -> Kernel:
     """The kernel for these types and this tile.
 
@@ -202,7 +203,7 @@ def make_tuned(
         shared=smem,
         cluster=cluster,
         min_blocks=blocks_per_sm(consumers, columns),
-        programmatic=True,
+        programmatic=programmatic,
     )
     def gemm_tuned(a_map, b_map, c, bias, width, tiles_m, tiles_n, batches, k_blocks, a_batches, b_batches):
         thread = uint32(cuda.threadIdx.x)
@@ -291,6 +292,7 @@ def make_split(
     columns: int = 128,
     stages: int = 4,
     splits: int = 4,
+    programmatic: bool = True,
 ) -> Kernel:
     """The kernel whose clusters of `splits` blocks share a tile's K; a cluster for each tile of each of the batch.
 
@@ -323,7 +325,7 @@ def make_split(
             ptx.st_shared_v2_f32(uint32(upper + uint32(32 * j)), accumulator[4 * j], accumulator[4 * j + 1])
             ptx.st_shared_v2_f32(uint32(lower + uint32(32 * j)), accumulator[4 * j + 2], accumulator[4 * j + 3])
 
-    @kernel(threads=threads, shared=smem, cluster=splits, programmatic=True)
+    @kernel(threads=threads, shared=smem, cluster=splits, programmatic=programmatic)
     def gemm_split(a_map, b_map, c, bias, width, tiles_m, tiles_n, batches, k_blocks, a_batches, b_batches):
         thread = uint32(cuda.threadIdx.x)
         rank = ptx.cluster_ctarank()

@@ -56,6 +56,8 @@ SHAPES = {
     "64 rows": Shape(1, 64, 8192, 8192),
 }
 CUBES = {f"{n} cubed": Shape(1, n, n, n) for n in (4096, 8192, 16384)}
+# Other types, and B as it lies for A B: the cubes alone.
+OTHER_KINDS = (("float16", "k"), ("bfloat16", "n"), ("float8_e4m3fn", "k"), ("float32", "k"))
 
 
 def types_of(dtype: str, shape: Shape, b_major: str = "k", out_dtype: str | None = None) -> Types:
@@ -128,9 +130,10 @@ def _product(sets: Sequence[tuple], configuration: Configuration | None) -> Call
 
 
 def _cublas(sets: Sequence[tuple], types: Types) -> Callable[[int], object]:
-    """PyTorch's product, which is cuBLAS', of 8-bit types cuBLASLt's with scales of one."""
+    """PyTorch's product, which is cuBLAS' (with tf32), of 8-bit types cuBLASLt's with scales of one."""
     import torch
 
+    torch.backends.cuda.matmul.allow_tf32 = True
     turn = itertools.cycle(sets)
     one = torch.ones((), device="cuda")
 
@@ -138,7 +141,7 @@ def _cublas(sets: Sequence[tuple], types: Types) -> Callable[[int], object]:
         a, b, c = next(turn)
         with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
             if dtypes.lookup(types.dtype).size == 1:
-                torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=c.dtype, out=c)
+                torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=c.dtype, use_fast_accum=True, out=c)
             else:
                 torch.mm(a, b, out=c)
 
@@ -228,6 +231,7 @@ def write_table(costs: list[dict[str, Any]], shapes: list[dict[str, Any]], circu
     entries = [
         {"itemsize": dtypes.lookup(s["dtype"]).size, "shape": s["shape"], "configuration": s["configuration"]}
         for s in shapes
+        if s["dtype"] == "bfloat16"  # whose configurations serve all
     ]
     choice.TABLE.write_text(json.dumps({"circumstances": circumstances, "costs": costs, "shapes": entries}, indent=1))
     choice.table.cache_clear()
