@@ -367,6 +367,12 @@ def _global_probes() -> Iterable[Probe]:
         for span, where in ((IN_L2, "l2"), (BEYOND_L2, "memory")):
             yield _stream(f"store_{where}_{sms}", _STORE, 1024, 4, blocks, span, (64, 192))
     yield _copy_stream("copy_memory_all", MULTIPROCESSORS)
+    for threads, unroll in _IN_FLIGHT[:5]:
+        name = f"copy_memory_all_{16 * threads * unroll >> 10}k"
+        yield _copy_stream(name, MULTIPROCESSORS, threads, unroll, (64, 192))
+    for blocks in (1, 64, MULTIPROCESSORS):
+        for width in ("b16", "b64"):
+            yield _rows(f"load_rows_{width}_{blocks}", width, blocks)
 
 
 # By width: bytes a lane, the destination of the k-th load, what a store writes, and the register type of one of them.
@@ -397,9 +403,33 @@ def _width_probes() -> Iterable[Probe]:
             yield Probe(name, text, "instructions of a warp", 8 * 512 // 32, (32, 96), 512)
 
 
-def _copy_stream(name: str, blocks: int) -> Probe:
+def _rows(name: str, width: str, blocks: int) -> Probe:
+    """Each of four warps loads from eight rows, 8 KB apart, and goes on to the right: 2 or 8 bytes a lane.
+
+    The way of a kernel that walks a strip of a matrix.
+    """
+    nbytes, load, _, letter = _WIDTHS[width]
+    row, rows = 8192, 32
+    setup = f"""
+    mov.u32 %r100, %ctaid.x; mul.wide.u32 %rd0, %r100, {rows * row}; add.u64 %rd0, %rd0, %data;
+    shr.u32 %r101, %lane, 5; mul.wide.u32 %rd1, %r101, {row}; add.u64 %rd0, %rd0, %rd1;
+    and.b32 %r101, %lane, 31; mul.wide.u32 %rd1, %r101, {nbytes}; add.u64 %rd0, %rd0, %rd1;
+    mov.u32 %r50, %zero; cvt.u16.u32 %h50, %r50;
+    """
+    body = "".join(f"ld.global.{load.format(k)}, [%rd0+{4 * k * row}];" for k in range(8))
+    bits = {"h": 16, "r": 32}[letter]
+    body += "".join(f"xor.b{bits} %{letter}50, %{letter}50, %{letter}{k};" for k in range(8))
+    body += f"add.u64 %rd0, %rd0, {32 * nbytes};"
+    text = _kernel(name, setup, body, after=f"@%never st.global.u{bits} [%out], %{letter}50;")
+    moved = 8 * 4 * 32 * nbytes
+    counts = (8, 32) if nbytes == 8 else (32, 128)
+    return Probe(name, text, "bytes", moved, counts, 128, blocks, shared_bytes=WHOLE_SM, span=BEYOND_L2, cold=True)
+
+
+def _copy_stream(
+    name: str, blocks: int, threads: int = 1024, unroll: int = 4, counts: tuple[int, int] = (32, 96)
+) -> Probe:
     """Half of `data` is copied to the other half."""
-    threads, unroll = 1024, 4
     step = 16 * threads
     setup = f"""
     mov.u32 %r100, %ctaid.x; mul.wide.u32 %rd0, %r100, {step * unroll}; mul.wide.u32 %rd1, %lane, 16;
@@ -415,7 +445,7 @@ def _copy_stream(name: str, blocks: int) -> Probe:
         _kernel(name, setup, body),
         "bytes read and written",
         2 * step * unroll,
-        (32, 96),
+        counts,
         threads,
         blocks,
         shared_bytes=WHOLE_SM,
