@@ -442,8 +442,9 @@ class AsyncEngine:
         if self._observer is not None:
             pattern = geo.swizzle and 8 * descriptor.Swizzle(geo.swizzle).span
             if source is not None:
+                promotion = 32 << desc.l2_promotion if desc.l2_promotion else 0
                 self._observer.copy_reads(
-                    "tma_load", origin, source.address, source.shape, source.strides, geo.nbytes, geo.rows
+                    "tma_load", origin, source.address, source.shape, source.strides, geo.nbytes, geo.rows, promotion
                 )
             self._observer.copy_to_shared(
                 thread, targets, dst, geo.rows * geo.row_pitch, bar, origin, None, geo.nbytes, pattern
@@ -600,7 +601,8 @@ class AsyncEngine:
         groups = self._cp_async.add(threads)
         if self._observer is not None:
             self._observer.cp_async_issued(threads, places * size, size, groups, origin)
-            self._observer.cp_async_reads(threads, src, size, origin)
+            whole = slice(None) if src_size is None else src_size == size
+            self._observer.cp_async_reads(threads[whole], src[whole], size, origin)
 
         def move(part: slice) -> None:
             data = self._gathered(src[part], size, None if src_size is None else src_size[part], text)

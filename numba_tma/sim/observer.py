@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .fragment import Fragment
     from .machine import Machine
     from .module import Instruction
+    from .watch import RegisterUse
 
 
 class Observer:
@@ -87,13 +88,18 @@ class Observer:
         fragment: Fragment,
         instruction: Instruction,
         accumulators: list[int],
+        multiplicand: list[int],
         reads: list[tuple[np.ndarray, np.ndarray]],
     ) -> None:
         """Warpgroups issue wgmma.mma_async, which will read shared memory and write registers until it is waited for.
 
-        `accumulators` are the registers' numbers. `reads` has (units, which) for each multiplicand in shared memory:
-        row `which[i]` of `units` counts the 16 bytes of `machine.shared` that the fragment's i-th warpgroup reads.
+        `accumulators` are registers' numbers, `multiplicand` those of A if it is in registers. `reads` has (units,
+        which) for each multiplicand in shared memory: row `which[i]` of `units` counts the 16 bytes of `machine.shared`
+        that the fragment's i-th warpgroup reads.
         """
+
+    def registers_used(self, fragment: Fragment, use: RegisterUse) -> None:
+        """An instruction that is not wgmma is about to use registers that wgmma instructions of its function use."""
 
     def wgmma_ordered(self, fragment: Fragment, instruction: Instruction, what: str, pending: int) -> None:
         """Lanes execute wgmma's "fence", "commit_group" or "wait_group" (for all but `pending` groups)."""
@@ -144,20 +150,25 @@ class Observer:
         strides: tuple[int, ...],
         nbytes: int,
         rows: int,
+        promotion: int = 0,
     ) -> None:
         """The engine will read global memory: bytes in `shape`, `strides` apart, from `address` on.
 
-        `nbytes` is what it delivers, in `rows`. copy_to_shared for the same copy comes next, if it is no prefetch.
+        `nbytes` is what it delivers, in `rows`; `promotion` the bytes that L2 is to get at a time, if that is said. The
+        next call is copy_to_shared for the same copy.
         """
 
     def cp_async_reads(self, threads: np.ndarray, addresses: np.ndarray, size: int, origin: Any) -> None:
-        """The engine will read `size` bytes from global `addresses` for cp.async."""
+        """The engine will read `size` bytes from global `addresses` for cp.async: those that read all of them."""
 
     def tensor_map_used(self, thread: int, address: int, instruction: Instruction) -> None:
         """A thread starts a copy with the tensor map at a generic address."""
 
     def tensor_map_changed(self, thread: int, address: int, instruction: Instruction) -> None:
-        """A thread changes the tensor map at a generic address."""
+        """A thread changes the tensor map at a generic address in global memory."""
+
+    def tensor_map_in_shared(self, thread: int, offset: int, action: str, instruction: Instruction) -> None:
+        """A thread does something ("read", "write") with the tensor map at an offset of its block's shared memory."""
 
     def tensor_maps_acquired(self, fragment: Fragment, addresses: np.ndarray) -> None:
         """fence.proxy.tensormap's acquire of the maps at these addresses (one, or one for each lane)."""

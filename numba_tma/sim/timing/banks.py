@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 BANKS, WORD = 32, 4
-SECTOR_SHIFT, LINE_SHIFT = 5, 7
+# Memory gives two sectors at a time.
+SECTOR_SHIFT, UNIT_SHIFT, LINE_SHIFT = 5, 6, 7
 
 
 def wavefronts(offsets: np.ndarray, nbytes: int) -> np.ndarray:

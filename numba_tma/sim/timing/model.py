@@ -56,8 +56,8 @@ class Interval:
     """Something that took modelled time.
 
     Attributes:
-        row: who, from the outside inwards, parted by "/": "SM 0/block 132/warp 3", "SM 0/copy engine",
-            "SM 0/block 132/mbarrier full[1]", "SM 0/scheduler 2/tensor core".
+        row: who, from the outside inwards, parted by "/": "SM 0/block 132/warp 3", "SM 0/block 132/copies",
+            "SM 0/block 132/mbarrier full[1]", "SM 0/copy engine", "SM 0/scheduler 2/tensor core".
         start, end: in modelled nanoseconds from the kernel's begin on the SM.
         kind: for warps "run" or "wait"; for engines "busy"; for copies on their way "flight"; for barriers "phase".
         detail: what is waited for, copied, or completes the phase; with the line that says so.
@@ -87,8 +87,9 @@ class Stall:
 
     Attributes:
         reason: "mbarrier", "block barrier", "global memory", … .
-        place: the waiting instruction's line in the source, or in the PTX.
-        on: what was waited for, and the place of what ended the wait where that is another instruction.
+        place: the waiting instruction's line in the source, or in the PTX; of a load and its like the instruction
+            whose result is waited for. Empty where a queue is full.
+        on: what was waited for, and the place of what ended the wait, where that is another instruction.
         cycles: summed over the modelled warps.
         share: of all their cycles.
     """
@@ -115,6 +116,7 @@ class Model:
         stalls: who waited for whom, longest first.
         busy: the share of the cycles that each part of the SM was busy.
         intervals: what happened when, in no particular order; `truncated` says whether some are left out.
+        clocks: modelled nanoseconds at which each warp, by (block, warp), read a clock, in the order in which it did.
         notes: what a reader should know of this result.
     """
 
@@ -132,6 +134,7 @@ class Model:
     busy: dict[str, float] = field(default_factory=dict)
     intervals: list[Interval] = field(default_factory=list)
     truncated: bool = False
+    clocks: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -142,7 +145,10 @@ class Model:
             f"{self.played} played",
             "busy: " + ", ".join(f"{name} {share:.0%}" for name, share in self.busy.items()),
         ]
-        lines += [f"{s.share:6.1%} {s.reason} at {s.place}: {s.on}" for s in self.stalls[:8] if s.share >= 0.005]
+        for stall in self.stalls[:8]:
+            if stall.share >= 0.005:
+                place = f" at {stall.place}" if stall.place else ""
+                lines.append(f"{stall.share:6.1%} {stall.reason}{place}" + (f": {stall.on}" if stall.on else ""))
         return "\n".join(lines + self.notes)
 
     def as_dict(self) -> dict[str, Any]:

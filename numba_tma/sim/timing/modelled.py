@@ -41,7 +41,7 @@ class Modelled:
 
         def missing(instruction: Any) -> float:
             asked, fresh = requests.get(id(instruction), (0, 0))
-            return min(fresh / asked, 1.0) if asked else 0.0
+            return fresh / asked if asked else 0.0
 
         replay = Replay(
             device,
@@ -74,6 +74,9 @@ class Modelled:
             busy=replay.busy(cycles),
             intervals=timeline.intervals,
             truncated=timeline.truncated,
+            clocks={
+                warp: [cycles * 1e3 / device.clock_mhz for cycles in times] for warp, times in replay.clocks.items()
+            },
         )
         if played < self._units:
             model.notes.append(
@@ -123,8 +126,14 @@ class Modelled:
 
 def _place(instruction: Any) -> str:
     """Where an instruction stands, in the source if that is known."""
+    words = [instruction.opcode]
+    for word in instruction.modifiers:
+        if "::" in word or word == "shared":
+            break
+        words.append(word)
+    name = ".".join(words)
     location = getattr(instruction, "location", None)
     if location is not None:
         outermost = location.outermost
-        return f"{outermost.file.rsplit('/', 1)[-1]}:{outermost.line} ({instruction.mnemonic})"
-    return f"PTX line {instruction.line} ({instruction.mnemonic})"
+        return f"{outermost.file.rsplit('/', 1)[-1]}:{outermost.line} ({name})"
+    return f"PTX line {instruction.line} ({name})"

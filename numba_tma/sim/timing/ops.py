@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..module import Address, Immediate, Instruction, Label, Negated, PredicatePair, Register, TensorOperand, Vector
@@ -66,6 +66,8 @@ class Op:
     """An instruction. `slots` issue slots, `cycles` until the warp may go on, `pipes` (number, cycles) that it keeps.
 
     `place` is where it stands in the machine code: (stretch, index); None if it left no trace there, or is not known.
+    `width` is the bytes a lane that the machine code accesses, where it is known; the assembler makes one wide access
+    of several, and then `joined` are the registers that the others load.
     """
 
     instruction: Instruction
@@ -76,6 +78,8 @@ class Op:
     cycles: float
     pipes: tuple[tuple[int, float], ...]
     place: tuple[int, int] | None = None
+    width: int = 0
+    joined: tuple[str, ...] = ()
 
 
 def kind_of(instruction: Instruction) -> str:
@@ -91,7 +95,7 @@ def kind_of(instruction: Instruction) -> str:
     if opcode in _SHUFFLES or opcode in _SPECIAL_FUNCTIONS:
         return "long"
     if opcode in _FREE:
-        return "free"
+        return "clock" if any(_is_clock(operand) for operand in instruction.operands[1:]) else "free"
     if opcode in ("fence", "membar"):
         return "fence"
     if opcode == "wgmma":
@@ -111,6 +115,10 @@ def kind_of(instruction: Instruction) -> str:
     if opcode == "cp":
         return _copy_kind(modifiers)
     return "run"
+
+
+def _is_clock(operand: Any) -> bool:
+    return isinstance(operand, Register) and operand.special and operand.name.startswith(("%clock", "%globaltimer"))
 
 
 def _copy_kind(modifiers: tuple[str, ...]) -> str:
@@ -266,9 +274,8 @@ class Costs:
             # Machine code is known of the module's first part alone: linked functions have line numbers of their own.
             known = self.known and block.instance.function.entry
             copies = self._copies(instructions) if known else 1
-            found = self._blocks[id(block)] = [
-                self._known(i, copies) if known else self._estimated(i) for i in instructions
-            ]
+            ops = [self._known(i, copies) if known else self._estimated(i) for i in instructions]
+            found = self._blocks[id(block)] = _join(ops) if known else ops
         return found
 
     def _copies(self, instructions: list[Instruction]) -> int:
@@ -289,12 +296,13 @@ class Costs:
             pipe = _machine_pipe(machine.mnemonic)
             if pipe is not None:
                 pipes[PIPES.index(pipe)] += self.device.pipes[pipe] / copies
-        place = None
+        place, width = None, 0
         if lines:
             main = _MAIN.get(kind)
             chosen = next((at for at in lines if main is not None and main.match(at[1].mnemonic)), None)
             chosen = chosen or lines[-(-len(lines) // copies) - 1]
             place = (chosen[1].block, chosen[0])
+            width = _width(chosen[1].mnemonic)
         elif kind == "run":
             kind = "free"
         return Op(
@@ -306,6 +314,7 @@ class Costs:
             sum(max(machine.stall, 1) for _, machine in lines) / copies,
             tuple((i, cycles) for i, cycles in enumerate(pipes) if cycles),
             place,
+            width,
         )
 
     def _estimated(self, instruction: Instruction) -> Op:
@@ -313,6 +322,38 @@ class Costs:
         reads, writes = reads_and_writes(instruction)
         slots, pipes = _estimate(instruction, kind, self.device)
         return Op(instruction, kind, reads, writes, slots, slots, pipes)
+
+
+def _width(mnemonic: str) -> int:
+    """Bytes a lane of an access, by its name in the machine code."""
+    bits = [int(part) for part in mnemonic.split(".") if part in ("64", "128")]
+    return bits[0] // 8 if bits else 4
+
+
+def _join(ops: list[Op]) -> list[Op]:
+    """Loads and stores that the machine code does not have are part of the nearest one with their address register."""
+    joined: dict[int, list[str]] = {}
+    for index, op in enumerate(ops):
+        if op.kind not in ("load", "store") or op.place is not None:
+            continue
+        others = [
+            i
+            for i, other in enumerate(ops)
+            if other.kind == op.kind and other.place is not None and _base(other) == _base(op)
+        ]
+        if others:
+            nearest = min(others, key=lambda i: abs(i - index))
+            joined.setdefault(nearest, []).extend(op.writes)
+            ops[index] = replace(op, kind="free", reads=(), writes=())
+    for index, names in joined.items():
+        ops[index] = replace(ops[index], writes=(*ops[index].writes, *names), joined=tuple(names))
+    return ops
+
+
+def _base(op: Op) -> str:
+    operands = op.instruction.operands
+    address = operands[1 if op.kind == "load" else 0]
+    return next(iter(_names(address)), "")
 
 
 def _is_guard_of_next(block: Block) -> bool:

@@ -128,5 +128,6 @@ class Memory:
         device = self._device
         end = self.stores.serve(time, nbytes / self._store_rate)
         if spilled:
-            end = max(end, self.memory.serve(time, nbytes * spilled * device.memory_write / self._rate))
+            # Memory that is written to is slow to read.
+            end = max(end, self._from_memory(time, nbytes * spilled * device.memory_write))
         return max(time, end - device.store_buffer / self._store_rate), end

@@ -6,8 +6,8 @@ waited for, what a copy moved. Phases are numbered as they completed, so that th
 phase completes when everything that contributed to it here has come.
 
 Global memory. For each instruction it counts the sectors that its warps asked for, in all blocks that are executed,
-and those among them that nobody had touched before: these come from memory, the others from L2. What was touched is
-forgotten when it is more than L2 holds.
+and those that had to be brought into L2 for it, because nobody had touched them before: 64 bytes at a time, or as many
+as a tensor map's L2 promotion says. What was touched is forgotten when it is more than L2 holds.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class Recorder(Observer):
         self.finished: list[Trace] = []
         # How many contributions complete a phase.
         self.needed: Counter[Phase] = Counter()
-        # By instruction: sectors asked for, and those among them that nobody had touched.
+        # By instruction: sectors asked for, and those that came from memory for it.
         self.requests: dict[int, list[int]] = {}
         self.traces: dict[int, Trace] = {}
         self._notes: dict[Trace, dict[int, Any]] = {}
         self._done: Counter[Key] = Counter()
         self._touched: dict[int, np.ndarray] = {}
         part = len(machine.block_numbers) / machine.blocks
-        self._l2_sectors = int(device.l2_bytes * part) >> banks.SECTOR_SHIFT
+        self._l2_units = int(device.l2_bytes * part) >> banks.UNIT_SHIFT
         self._in_l2 = 0
         free = max(_L1_BYTES - per_sm * machine.shared_end, 0)
         self._l1_sectors = free >> banks.SECTOR_SHIFT
@@ -216,7 +216,7 @@ class Recorder(Observer):
         else:
             address = index[lanes.gather] * view.itemsize + base
         sectors, new = banks.distinct(address >> banks.SECTOR_SHIFT)
-        fresh = self._touch(segment, sectors[new])
+        fresh = self._touch(segment, sectors[new] >> banks.UNIT_SHIFT - banks.SECTOR_SHIFT)
         if action == "read":
             self._count(instruction, int(np.count_nonzero(new)), fresh)
         if not lanes.traces:
@@ -247,16 +247,17 @@ class Recorder(Observer):
         counts[0] += asked
         counts[1] += fresh
 
-    def _touch(self, segment: Any, sectors: np.ndarray) -> int:
-        """Sectors (numbers, repeats allowed) are in L2 from now on; how many were not."""
-        if segment is None or not sectors.size:
+    def _touch(self, segment: Any, units: np.ndarray) -> int:
+        """Units of 64 bytes (numbers, repeats allowed) are in L2 from now on; how many sectors were not."""
+        if segment is None or not units.size:
             return 0
-        first = segment.base >> banks.SECTOR_SHIFT
+        first = segment.base >> banks.UNIT_SHIFT
         seen = self._touched.get(segment.base)
         if seen is None:
-            last = (segment.base + segment.size) >> banks.SECTOR_SHIFT
+            last = (segment.base + segment.size) >> banks.UNIT_SHIFT
             seen = self._touched[segment.base] = np.full(last - first + 1, self.warm, np.bool_)
-        place = sectors - first
+        # A promoted box may reach over the array's ends.
+        place = np.clip(units - first, 0, seen.size - 1)
         missing = place[~seen[place]]
         if not missing.size:
             return 0
@@ -264,13 +265,13 @@ class Recorder(Observer):
             missing = np.unique(missing)
         seen[missing] = True
         self._in_l2 += missing.size
-        if self._in_l2 > self._l2_sectors:
+        if self._in_l2 > self._l2_units:
             # More than L2 holds: what is touched again later comes from memory again.
             for other in self._touched.values():
                 other.fill(False)
             seen[missing] = True
             self._in_l2 = missing.size
-        return int(missing.size)
+        return int(missing.size) << banks.UNIT_SHIFT - banks.SECTOR_SHIFT
 
     # Copies
 
@@ -283,18 +284,24 @@ class Recorder(Observer):
         strides: tuple[int, ...],
         nbytes: int,
         rows: int,
+        promotion: int = 0,
     ) -> None:
+        self._source = (kind, nbytes, rows)
+        if not nbytes:
+            return
         segment = self.machine.memory.find(address)
         # The last dimension is bytes beside each other; every other one adds its own distances.
         starts = np.array([address])
         for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
             starts = (starts[:, None] + np.arange(extent) * stride).reshape(-1)
-        first, last = starts >> banks.SECTOR_SHIFT, starts + max(shape[-1] - 1, 0) >> banks.SECTOR_SHIFT
+        ends = starts + shape[-1] - 1
+        asked = int(((ends >> banks.SECTOR_SHIFT) - (starts >> banks.SECTOR_SHIFT) + 1).sum())
+        if promotion:
+            starts, ends = starts // promotion * promotion, (ends // promotion + 1) * promotion - 1
+        first, last = starts >> banks.UNIT_SHIFT, ends >> banks.UNIT_SHIFT
         span = np.arange(int((last - first).max()) + 1)
-        sectors = np.minimum(first[:, None] + span, last[:, None]).reshape(-1)
-        if nbytes:
-            self._count(origin, len(starts) * span.size, self._touch(segment, sectors))
-        self._source = (kind, nbytes, rows)
+        units = np.minimum(first[:, None] + span, last[:, None]).reshape(-1)
+        self._count(origin, asked, self._touch(segment, units))
 
     def copy_to_shared(
         self,
@@ -353,7 +360,8 @@ class Recorder(Observer):
         gather = np.repeat(starts[:, None], 32, axis=1)
         gather[np.cumsum(new) - 1, index % 32] = np.arange(warp.size)
         sectors, first = banks.distinct(address[gather] >> banks.SECTOR_SHIFT)
-        self._count(origin, int(np.count_nonzero(first)), self._touch(segment, sectors[first]))
+        units = sectors[first] >> banks.UNIT_SHIFT - banks.SECTOR_SHIFT
+        self._count(origin, int(np.count_nonzero(first)), self._touch(segment, units))
         lines = banks.distinct(address[gather] >> banks.LINE_SHIFT)[1].sum(axis=1)
         counts = first.sum(axis=1)
         for row, number in enumerate(warp[starts].tolist()):

@@ -159,7 +159,8 @@ class _Builder:
                 last = (stretches.setdefault(op.place[0], len(stretches)), op.place[1])
             keys.append(last)
         producers: list[list[int]] = []
-        latest: dict[str, int] = {}
+        # What a wide access loads may be named before it in the PTX.
+        latest = {name: index for index, op in enumerate(ops) for name in op.joined}
         for index, op in enumerate(ops):
             producers.append([latest[name] for name in op.reads if name in latest])
             latest.update(dict.fromkeys(op.writes, index))

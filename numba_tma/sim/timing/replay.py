@@ -50,6 +50,7 @@ class _Warp:
         "coming",
         "copies",
         "done",
+        "first_copy",
         "now",
         "open_bulk",
         "open_copies",
@@ -80,7 +81,7 @@ class _Warp:
         self.coming: dict[tuple, tuple[float, str, Op | None]] = {}
         # Groups of asynchronous operations: when each is done (bulk: read, written).
         self.copies: list[float] = []
-        self.open_copies = 0.0
+        self.open_copies = self.first_copy = 0.0
         self.bulk: list[tuple[float, float]] = []
         self.open_bulk = (0.0, 0.0)
         self.wgmma: list[float] = []
@@ -143,6 +144,7 @@ class Replay:
         self._left: dict[int, int] = {}
         self.unit_ends: list[float] = []
         self.times: list[WarpTime] = []
+        self.clocks: dict[tuple[int, int], list[float]] = defaultdict(list)
         self.unfinished = 0
         self._handlers: dict[str, Callable[[_Warp, Op, Any], bool]] = {
             "load": self._load,
@@ -170,8 +172,7 @@ class Replay:
             "warp barrier": self._constant("warp"),
             "mbarrier": self._constant("mbarrier_arrive"),
             "fence": self._fence,
-            "call": lambda warp, op, note: True,
-            "ret": lambda warp, op, note: True,
+            "clock": self._clock,
         }
 
     # Warps in time
@@ -285,7 +286,7 @@ class Replay:
     def _wait(self, warp: _Warp, result: tuple[float, str, Op | None]) -> None:
         time, what, op = result
         if time > warp.now:
-            self._stall(warp, time, what, op, self._place_of(op.instruction) if op else "")
+            self._stall(warp, time, what, op, "")
 
     def _stall(self, warp: _Warp, until: float, reason: str, op: Op | None, on: str) -> None:
         """The warp waits until then."""
@@ -296,7 +297,8 @@ class Replay:
         warp.waits[reason] += cycles
         place = self._place_of(op.instruction) if op is not None else ""
         self._stalls[reason, place, on] += cycles
-        self._timeline.add(warp.row, warp.now, until, "wait", f"{reason}: {on}" if on else reason)
+        detail = " ".join(filter(None, (reason, f"at {place}" if place else "", f"on {on}" if on else "")))
+        self._timeline.add(warp.row, warp.now, until, "wait", detail)
         warp.now = warp.begun = until
 
     def _note_run(self, warp: _Warp) -> None:
@@ -392,6 +394,10 @@ class Replay:
 
         return act
 
+    def _clock(self, warp: _Warp, op: Op, note: Any) -> bool:
+        self.clocks[warp.trace.block, warp.trace.warp].append(warp.now)
+        return True
+
     def _fence(self, warp: _Warp, op: Op, note: Any) -> bool:
         modifiers = op.instruction.modifiers
         costs = self._device.barriers
@@ -419,7 +425,7 @@ class Replay:
         device, access = self._device, note or _NOTHING
         latencies = device.latencies
         if access.kind == SHARED:
-            end = self._issue(warp, access.cost)
+            end = self._issue(warp, max(access.cost, op.width // 4))
             latency = latencies["matrix" if op.instruction.opcode == "ldmatrix" else "shared"]
             if access.remote:
                 latency = max(latency, latencies["remote"])
@@ -452,7 +458,7 @@ class Replay:
             warp.sm.last_store = max(warp.sm.last_store, written)
             self._stall(warp, go_on, "stores under way", op, "")
         else:
-            self._issue(warp, access.cost)
+            self._issue(warp, max(access.cost, op.width // 4))
         return True
 
     def _long(self, warp: _Warp, op: Op, note: Any) -> bool:
@@ -516,8 +522,8 @@ class Replay:
             arrived = warp.sm.memory.load(begin, copy.nbytes, part, device.latencies["l2"])
             there = max(end + device.latencies["l2"], arrived) + device.copy_latency
         by = f"the copy of {self._by(warp, op)}"
-        row = f"{warp.sm.row}/copies"
-        self._timeline.add(row, warp.now, there, "flight", f"{copy.nbytes} bytes in, {by}")
+        to = self._name_of(copy.phases[0].key) if copy.phases else "nowhere"
+        self._timeline.add(_copies_row(warp), warp.now, there, "flight", f"{copy.nbytes} bytes in, to {to}, {by}")
         for phase in copy.phases:
             self._contribute(phase, there, by)
 
@@ -529,7 +535,7 @@ class Replay:
         written = max(end, written) + device.copy_store_write
         warp.sm.last_store = max(warp.sm.last_store, written)
         self._timeline.add(
-            f"{warp.sm.row}/copies", warp.now, written, "flight", f"{copy.nbytes} bytes out, {self._by(warp, op)}"
+            _copies_row(warp), warp.now, written, "flight", f"{copy.nbytes} bytes out, {self._by(warp, op)}"
         )
         warp.open_bulk = (max(warp.open_bulk[0], read), max(warp.open_bulk[1], written))
 
@@ -555,10 +561,15 @@ class Replay:
         end = self._issue(warp, max(access.cost * device.l1_line, access.sectors * _SECTOR / 128))
         part = self._missing(op.instruction)
         there = warp.sm.memory.load(end, _SECTOR * access.sectors, part, device.latencies["l2"])
+        if not warp.open_copies:
+            warp.first_copy = warp.now
         warp.open_copies = max(warp.open_copies, there + device.copy_async_latency)
         return True
 
     def _cp_async_commit(self, warp: _Warp, op: Op, note: Any) -> bool:
+        if warp.open_copies:
+            detail = f"cp.async group of warp {warp.trace.warp}"
+            self._timeline.add(_copies_row(warp), warp.first_copy, warp.open_copies, "flight", detail)
         warp.copies.append(warp.open_copies)
         warp.open_copies = 0.0
         return True
@@ -606,6 +617,10 @@ class Replay:
             ):
                 parts[name].append(value)
         return {name: sum(values) / len(values) / max(cycles, 1.0) for name, values in parts.items()}
+
+
+def _copies_row(warp: _Warp) -> str:
+    return f"{warp.sm.row}/block {warp.trace.block}/copies"
 
 
 def _width(instruction: Any) -> int:
