@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import descriptor
+from .aligned import WARP, Groups, together, uniform
 from .errors import Misaligned, OutOfBounds, SimError, UnknownInstruction
 from .fragment import Fragment
 from .loadstore import space_of
@@ -378,8 +379,11 @@ def _tensormap(d: Builder, instruction: Instruction) -> Step:
 
     def replace(machine: Machine, thread: int, slot: int, address: int, value: int) -> None:
         place = _tensormap_place(machine, address, slot, thread, shared)
-        if machine.observer is not None and not shared:
-            machine.observer.tensor_map_changed(thread, address, instruction)
+        if machine.observer is not None:
+            if shared:
+                machine.observer.tensor_map_in_shared(thread, address & _OFFSET, "write", instruction)
+            else:
+                machine.observer.tensor_map_changed(thread, address, instruction)
         place[:] = np.frombuffer(descriptor.replace(place.tobytes(), field, ordinal, value), np.uint8)
 
     return _each_lane(d, instruction, replace, _address(d, target, generic=not shared), value)
@@ -394,17 +398,27 @@ def _tensormap_place(machine: Machine, address: int, slot: int, thread: int, sha
 
 
 def _copy_tensormap(d: Builder, instruction: Instruction) -> Step:
+    """A warp copies a map, once."""
     destination, source, size = instruction.operands
+    to, at = _address(d, destination, generic=True), _address(d, source)
+    machine = d.machine
 
-    def copy(machine: Machine, thread: int, slot: int, dst: int, src: int) -> None:
+    def compute(fragment: Fragment, warps: Groups) -> None:
         if size.value != descriptor.NBYTES:
             raise SimError(f"tensormap.cp_fenceproxy copies {descriptor.NBYTES} bytes, not {size.value}")
-        data = _tensormap_place(machine, src, slot, thread, True)
+        addresses = [uniform(read(fragment), warps, WARP, "an address of the map").tolist() for read in (to, at)]
         if machine.observer is not None:
-            machine.observer.tensor_map_changed(thread, dst, instruction)
-        _tensormap_place(machine, dst, slot, thread, False)[:] = data
+            machine.observer.copy_issued(fragment, instruction)
+        for slot, first, dst, src in zip(warps.slots.tolist(), warps.first.tolist(), *addresses, strict=True):
+            thread = slot * machine.threads + first
+            data = _tensormap_place(machine, src, slot, thread, True)
+            if machine.observer is not None:
+                machine.observer.tensor_map_in_shared(thread, src & _OFFSET, "read", instruction)
+                machine.observer.tensor_map_changed(thread, dst, instruction)
+            _tensormap_place(machine, dst, slot, thread, False)[:] = data
+        machine.scheduler.progress += 1
 
-    return _each_lane(d, instruction, copy, _address(d, destination, generic=True), _address(d, source))
+    return together(d, WARP, compute)
 
 
 def _createpolicy(d: Builder, instruction: Instruction) -> Step:

@@ -294,12 +294,16 @@ class Machine:
     def _place_blocks(self, first: int, count: int) -> None:
         """Coordinates of the resident blocks; the blocks of a cluster follow each other."""
         number = self.block_numbers[np.minimum(first + np.arange(self.slots), self.block_numbers.size - 1)]
+        self.cta_index = self.block_coordinates(number)
+
+    def block_coordinates(self, number: Any) -> list[Any]:
+        """blockIdx along each axis of blocks by number (one or an array); those of a cluster follow each other."""
         cluster, rank = number // self.cluster_size, number % self.cluster_size
         index = []
         for axis in range(3):
             index.append(cluster % self.clusters[axis] * self.cluster[axis] + rank % self.cluster[axis])
             cluster, rank = cluster // self.clusters[axis], rank // self.cluster[axis]
-        self.cta_index = index
+        return index
 
     def result(self) -> Report:
         """The counts so far."""

@@ -35,6 +35,7 @@ from .module import (
     Symbol,
     Vector,
 )
+from .watch import RegisterWatch
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -106,6 +107,11 @@ class Block:
         # Whether it holds one step that may wait.
         self.alone = False
 
+    def also(self, run: Run, instruction: Instruction) -> None:
+        """Add an operation that is no instruction of its own."""
+        self.ops.append(run)
+        self.instructions.append(instruction)
+
     @property
     def first_instruction(self) -> Instruction | None:
         """Where the block is, for reports."""
@@ -168,6 +174,11 @@ class Program:
         """A new entry in the register file, of `width` bits."""
         self.widths.append(width)
         return len(self.widths) - 1
+
+    def name_of(self, register: int) -> str:
+        """The name of a register, without the mark of the scope that it is from."""
+        names = (name for i in self._instances.values() for name, number in i.registers.items() if number == register)
+        return next(names, "?").split("#")[0]
 
     def static(self, key: Any, value: Any, width: int) -> int:
         """The register that holds a constant (an array) or what a function of Root gives, one for each `key`."""
@@ -372,6 +383,7 @@ class Builder:
         for name, index in function.labels.items():
             labels.setdefault(index, []).append(name)
         jumps: list[tuple[Block, list[str]]] = []
+        watch = RegisterWatch(self) if self.machine.observer is not None else None
         current = self._new_block()
         for index, instruction in enumerate(function.body):
             if index in labels:
@@ -386,7 +398,12 @@ class Builder:
                 current = self._skip_over(current, instruction)
             elif step.alone:
                 current = self._fresh(current)
+            used = watch and watch.use(current, instruction, self.uses, self.defs)
+            if used and step.end is not None:
+                current.also(used, instruction)
             self._place(current, step, instruction)
+            if used and step.end is None:
+                current.also(used, instruction)
             jumps.append((current, self._targets))
             if guarded or step.end is not None:
                 after = self._new_block()
@@ -404,6 +421,8 @@ class Builder:
         for block, names in jumps:
             block.successors.extend(self.label_blocks[name] for name in names)
         _liveness(instance.blocks)
+        if watch is not None:
+            watch.finish()
         for block in instance.blocks:
             program.blocks[block.pc] = block
 

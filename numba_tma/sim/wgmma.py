@@ -202,7 +202,8 @@ def _mma_async(d: Builder, instruction: Instruction) -> Step:
             a_units, a_which = left.locate(fragment, groups)
         if machine.observer is not None:
             reads = [(b_units, b_which)] if a_units is None else [(a_units, a_which), (b_units, b_which)]
-            machine.observer.wgmma_issued(fragment, instruction, targets, reads)
+            multiplicand = left.registers if isinstance(left, _Registers) else []
+            machine.observer.wgmma_issued(fragment, instruction, targets, multiplicand, reads)
 
         def perform() -> np.ndarray:
             if a_units is None:

@@ -31,6 +31,7 @@ from numba import cuda, float32, uint32
 
 from numba_tma import Barriers, Buffer, Shared, TensorMap, Tiles, kernel, ptx, sim, use_backend
 from numba_tma.pipeline import mbarrier_wait
+from numba_tma.warpgroup import matrix_descriptor
 """
 
 
@@ -44,6 +45,8 @@ def _program(plan: str, options: str, parameters: str, body: str, run: str) -> s
             head = head.replace(f", {name}", "")
     if "mbarrier_wait(" not in body:
         head = head.replace("from numba_tma.pipeline import mbarrier_wait\n", "")
+    if "matrix_descriptor(" not in body:
+        head = head.replace("from numba_tma.warpgroup import matrix_descriptor\n", "")
     body = textwrap.indent(textwrap.dedent(body).strip(), "    ")
     run = textwrap.indent(textwrap.dedent(run).strip(), "    ")
     plan = f"smem = {plan}\n" if plan else ""
@@ -114,6 +117,47 @@ def run(**schedule):
 '''
 _ACQUIRE = "fence.proxy.tensormap::generic.acquire.gpu [%map], 128;"
 _REPLACE = "tensormap.replace.tile.global_dim.global.b1024.b32 [%map], 1, 4;"
+
+_OPERANDS = (
+    'Shared(a=Tiles(1, (64, 64), np.float16, swizzle="128B"), b=Tiles(1, (8, 64), np.float16, swizzle="128B"), '
+    "full=Barriers(1))"
+)
+_RUN_PRODUCT = """
+a, b = np.ones((64, 64), np.float16), np.ones((8, 64), np.float16)
+maps = TensorMap(a, (64, 64), swizzle="128B"), TensorMap(b, (8, 64), swizzle="128B")
+return k[1](*maps, np.zeros(128, np.float32))
+"""
+_FETCH = """
+thread = cuda.threadIdx.x
+a, b = smem.a[0], smem.b[0]
+nbytes = a_map.box_bytes + b_map.box_bytes
+if thread == 0:
+    ptx.mbarrier_init(smem.full[0], 1)
+    ptx.fence_mbarrier_init()
+    ptx.mbarrier_arrive_expect_tx(smem.full[0], nbytes)
+    ptx.cp_async_bulk_tensor_2d_shared_global(a, a_map, 0, 0, smem.full[0])
+    ptx.cp_async_bulk_tensor_2d_shared_global(b, b_map, 0, 0, smem.full[0])
+cuda.syncthreads()
+acc = cuda.local.array(4, float32)
+da = matrix_descriptor(ptx.shared_address(a), 16, 1024)
+db = matrix_descriptor(ptx.shared_address(b), 16, 1024)
+"""
+_MULTIPLY = """
+ptx.wgmma_fence()
+ptx.wgmma_mma_async_m64n8k16_f32_f16_f16(acc, da, db, False, 0, 0)
+ptx.wgmma_commit_group()
+"""
+_AFTER = """
+ptx.wgmma_wait_group_m64n8_f32(acc, 0)
+out[thread] = acc[0]
+"""
+
+
+def _product(body: str) -> str:
+    """A warpgroup multiplies what tensor copies fetched; `body` comes after the copies."""
+    body = _FETCH.strip() + "\n" + textwrap.dedent(body).strip()
+    return _program(_OPERANDS, "threads=128, shared=smem", "a_map, b_map, out", body, _RUN_PRODUCT)
+
 
 CASES: dict[str, Case] = {
     "shared-memory-race": Case(
@@ -787,6 +831,215 @@ CASES: dict[str, Case] = {
             out[cuda.grid(1)] = float32(cuda.blockIdx.x)  #+
             """,
             "return k[2](np.zeros(64, np.float32))",
+        ),
+    ),
+    "remote-access-before-peer-starts": Case(
+        "A peer's shared memory is used before the peer has started",
+        "Nothing says that the other block of the cluster runs already: the access is a fault, or reaches shared "
+        "memory that still is another block's.",
+        _program(
+            "Shared(a=Buffer((4,), float32))",
+            "threads=32, shared=smem, cluster=2",
+            "out",
+            """
+            lane = cuda.threadIdx.x
+            if lane < 4:
+                smem.a[lane] = float32(lane)
+            ptx.barrier_cluster_arrive()  #+
+            ptx.barrier_cluster_wait()  #+
+            peer = ptx.cluster_ctarank() ^ uint32(1)
+            first, _, _, last = ptx.ld_shared_cluster_v4_f32(ptx.mapa_shared_cluster(smem.a.address_of(0), peer))
+            out[cuda.grid(1)] = first + last
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+            """,
+            "return k[2](np.zeros(64, np.float32))",
+        ),
+    ),
+    "cp-async-in-flight-at-exit": Case(
+        "A thread exits with a cp.async in flight",
+        "The block's shared memory goes to the next block while the copy still writes to it. No failure is known, and "
+        "no manual promises that there will be none.",
+        _program(
+            "Shared(a=Buffer((128,), float32))",
+            "threads=32, shared=smem",
+            "x, out",
+            """
+            lane = uint32(cuda.threadIdx.x)
+            ptx.cp_async_cg_16(smem.a.address_of(uint32(4) * lane), ptx.global_address(x) + 16 * lane)
+            ptx.cp_async_wait_all()  #+
+            out[lane] = x[lane]
+            """,
+            "return k[1](np.ones(128, np.float32), np.zeros(32, np.float32))",
+        ),
+    ),
+    "wgmma-operands-not-fenced": Case(
+        "Written by threads, multiplied by wgmma, no proxy fence",
+        "wgmma reads shared memory by the copy engine's path: it may multiply what was there before the threads' "
+        "stores.",
+        _program(
+            _OPERANDS,
+            "threads=128, shared=smem",
+            "a_map, b_map, out",
+            """
+            thread = cuda.threadIdx.x
+            a, b = smem.a[0], smem.b[0]
+            for column in range(64):
+                if thread < 64:
+                    a[thread, column] = np.float16(1)
+                if thread < 8:
+                    b[thread, column] = np.float16(1)
+            ptx.fence_proxy_async_shared_cta()  #+
+            cuda.syncthreads()
+            acc = cuda.local.array(4, float32)
+            da = matrix_descriptor(ptx.shared_address(a), 16, 1024)
+            db = matrix_descriptor(ptx.shared_address(b), 16, 1024)
+            """.rstrip()
+            + textwrap.indent(_MULTIPLY + _AFTER.lstrip(), " " * 12),
+            _RUN_PRODUCT,
+        ),
+    ),
+    "wgmma-tile-not-waited": Case(
+        "wgmma reads a tile that has not arrived",
+        "The copy engine is still writing: the product is of some new and some old elements.",
+        _product("mbarrier_wait(smem.full[0], 0)  #+" + _MULTIPLY + _AFTER.lstrip()),
+    ),
+    "wgmma-registers-before-wait": Case(
+        "Accumulators are read before the product is done",
+        "`wait_group 1` lets the newest group go on, here the only one: the registers hold old values, or some of "
+        "each.",
+        _product(
+            "mbarrier_wait(smem.full[0], 0)"
+            + _MULTIPLY
+            + """
+ptx.wgmma_wait_group_m64n8_f32(acc, 1)  #-
+ptx.wgmma_wait_group_m64n8_f32(acc, 0)  #+
+out[thread] = acc[0]
+ptx.wgmma_wait_group_m64n8_f32(acc, 0)
+""".lstrip()
+        ),
+    ),
+    "wgmma-fence-missing": Case(
+        "wgmma without wgmma.fence",
+        "The instruction may take its registers before, or while, the threads' last writes to them arrive.",
+        _product(
+            "mbarrier_wait(smem.full[0], 0)" + _MULTIPLY.replace("fence()", "fence()  #+") + _AFTER.lstrip(),
+        ),
+    ),
+    "wgmma-operands-overwritten": Case(
+        "A stage is refilled while wgmma still reads it",
+        "`wait_group 1` covers all products but the newest: that one still reads the tile that the copy overwrites.",
+        _product(
+            """
+mbarrier_wait(smem.full[0], 0)
+ptx.wgmma_fence()
+ptx.wgmma_mma_async_m64n8k16_f32_f16_f16(acc, da, db, False, 0, 0)
+ptx.wgmma_commit_group()
+ptx.wgmma_wait_group_m64n8_f32(acc, 1)  #-
+ptx.wgmma_wait_group_m64n8_f32(acc, 0)  #+
+cuda.syncthreads()
+if thread == 0:
+    ptx.mbarrier_arrive_expect_tx(smem.full[0], nbytes)
+    ptx.cp_async_bulk_tensor_2d_shared_global(a, a_map, 0, 0, smem.full[0])
+    ptx.cp_async_bulk_tensor_2d_shared_global(b, b_map, 0, 0, smem.full[0])
+mbarrier_wait(smem.full[0], 1)
+ptx.wgmma_mma_async_m64n8k16_f32_f16_f16(acc, da, db, True, 0, 0)
+ptx.wgmma_commit_group()
+ptx.wgmma_wait_group_m64n8_f32(acc, 0)
+out[thread] = acc[0]
+"""
+        ),
+    ),
+    "global-memory-race": Case(
+        "Two threads of a block, the same bytes of global memory, no order",
+        "Which of the two comes first depends on the warps' scheduling, as in shared memory.",
+        _program(
+            "",
+            "threads=64",
+            "scratch, out",
+            """
+            i = cuda.threadIdx.x
+            scratch[i] = float32(i)
+            cuda.syncthreads()  #+
+            out[i] = scratch[63 - i]
+            """,
+            "return k[1](np.zeros(64, np.float32), np.zeros(64, np.float32))",
+        ),
+    ),
+    "blocks-read-unordered": Case(
+        "A block reads what another one writes, and nothing was released",
+        "The flag may be seen before the data: a relaxed atomic operation orders nothing but itself. The reader gets "
+        "old data now and then.",
+        _program(
+            "",
+            "threads=32",
+            "data, flag, out",
+            """
+            lane = cuda.threadIdx.x
+            if cuda.blockIdx.x == 0:
+                data[lane] = float32(lane)
+                cuda.syncwarp()
+                if lane == 0:
+                    cuda.atomic.exch(flag, 0, 1)  #-
+                    ptx.st_release_gpu_global_u32(ptx.global_address(flag), 1)  #+
+            else:
+                while ptx.ld_acquire_gpu_global_u32(ptx.global_address(flag)) == 0:
+                    pass
+                out[lane] = data[31 - lane]
+            """,
+            """
+            flag = np.zeros(1, np.uint32)
+            return k[2](np.zeros(32, np.float32), flag, np.zeros(32, np.float32))
+            """,
+        ),
+    ),
+    "global-proxy-fence-missing": Case(
+        "Written to global memory by threads, loaded by the copy engine, no proxy fence",
+        "The barrier orders the threads; the engine reads by another path and may get what was there before their "
+        "stores.",
+        _program(
+            "Shared(tile=Tiles(1, (32,), float32), full=Barriers(1))",
+            "threads=32, shared=smem",
+            "x, out",
+            """
+            lane = cuda.threadIdx.x
+            x[lane] = float32(lane)
+            ptx.fence_proxy_async_global()  #+
+            cuda.syncthreads()
+            if lane == 0:
+                ptx.mbarrier_init(smem.full[0], 1)
+                ptx.fence_mbarrier_init()
+                ptx.mbarrier_arrive_expect_tx(smem.full[0], 128)
+                ptx.cp_async_bulk_shared_global(smem.tile[0], ptx.global_address(x), 128, smem.full[0])
+            cuda.syncthreads()
+            mbarrier_wait(smem.full[0], 0)
+            out[lane] = smem.tile[0][31 - lane]
+            """,
+            "return k[1](np.zeros(32, np.float32), np.zeros(32, np.float32))",
+        ),
+    ),
+    "store-not-waited": Case(
+        "What a bulk store writes is read before the store is done",
+        "`wait_group.read` waits until shared memory has been read. The bytes may be on their way to global memory "
+        "yet, and a load gets what was there before.",
+        _program(
+            "Shared(tile=Tiles(1, (64,), float32))",
+            "threads=64, shared=smem",
+            "x, out",
+            """
+            thread = cuda.threadIdx.x
+            smem.tile[0][thread] = float32(thread)
+            ptx.fence_proxy_async_shared_cta()
+            cuda.syncthreads()
+            if thread == 0:
+                ptx.cp_async_bulk_global_shared(ptx.global_address(x), smem.tile[0], 256)
+                ptx.cp_async_bulk_commit_group()
+                ptx.cp_async_bulk_wait_group_read(0)  #-
+                ptx.cp_async_bulk_wait_group(0)  #+
+            cuda.syncthreads()
+            out[thread] = x[63 - thread]
+            """,
+            "return k[1](np.zeros(64, np.float32), np.zeros(64, np.float32))",
         ),
     ),
 }

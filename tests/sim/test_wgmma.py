@@ -605,7 +605,7 @@ def test_an_observer_sees_what_is_read_and_when(rng):
         def __init__(self):
             self.orders, self.reads, self.accumulators = [], [], []
 
-        def wgmma_issued(self, fragment, instruction, accumulators, reads):
+        def wgmma_issued(self, fragment, instruction, accumulators, multiplicand, reads):
             self.accumulators.append(accumulators)
             self.reads.append([units[which] for units, which in reads])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .clocks import Clocks, Plane
+from .clocks import PHASES, Clocks, Plane
 
 
 class BarrierWord:
@@ -20,7 +20,7 @@ class BarrierWord:
         slots, size = clocks.slots, clocks.cluster_size
         self.word = word
         self.plane: Plane = clocks.plane(slots)
-        ranks = np.array([clocks.barrier_column() for _ in range(size)])
+        ranks = np.array([clocks.new_column(PHASES, -1) for _ in range(size)])
         self.column = np.tile(ranks, -(-slots // size))[:slots]
         self.phases = np.zeros(slots, np.int64)
         self.expected = np.zeros(slots, np.int64)

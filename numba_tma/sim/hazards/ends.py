@@ -9,6 +9,7 @@ import numpy as np
 from ..errors import Deadlock, Misaligned, OutOfBounds, SimError
 from ..mbarrier import is_initialised, unpack
 from ..report import place_of
+from .clocks import CP_ASYNC
 
 if TYPE_CHECKING:
     from .messages import Reporter
@@ -31,6 +32,8 @@ class Ends:
         # The issuing thread's step at each copy out of shared memory, by column and value.
         self.issued_at: dict[tuple[int, int, int], int] = {}
         self.accesses: dict[tuple[int, int], tuple[int, Any, int]] = {}
+        # Each thread's latest group with a cp.async, counted from 1, and the number of its instruction.
+        self.cp_async_groups, self.cp_async_by = np.zeros((2, machine.slots * machine.threads), np.int32)
         self.registers: dict[int, np.ndarray] = {}
         self.changed_by: dict[int, Any] = {}
 
@@ -38,6 +41,11 @@ class Ends:
         """A copy uses the block's shared memory until `column` comes to `value`."""
         self.copies[slot, column] = (value, origin, thread)
         self.issued_at[slot, column, value] = int(self.tracker.clocks.own[0, thread])
+
+    def cp_async(self, threads: np.ndarray, groups: np.ndarray, origin: Any) -> None:
+        """Threads start cp.async copies in these groups."""
+        self.cp_async_groups[threads] = groups + 1
+        self.cp_async_by[threads] = self.tracker.number(origin)
 
     def remote(self, slots: np.ndarray, threads: np.ndarray, instruction: Any) -> None:
         """Threads use the shared memory of other blocks."""
@@ -74,7 +82,26 @@ class Ends:
                     f"may have exited by then\n    at {place_of(instruction)}",
                     instruction,
                 )
+        self._check_cp_async()
         self.check_registers()
+
+    def _check_cp_async(self) -> None:
+        """Who exits must have waited for its copies, or have given them to an mbarrier that somebody waited for."""
+        threads = np.nonzero(self.cp_async_groups)[0]
+        if not threads.size:
+            return
+        clocks = self.tracker.clocks
+        known = self.plane.sum[threads // self.machine.threads, clocks.columns_of(CP_ASYNC, threads)]
+        late = threads[known < self.cp_async_groups[threads]]
+        for number in np.unique(self.cp_async_by[late]).tolist():
+            thread = int(late[self.cp_async_by[late] == number][0])
+            origin = self.tracker.instructions[number]
+            self.report.add(
+                "cp-async-in-flight-at-exit",
+                f"{self.report.thread(thread)} exits with a cp.async in flight that nobody of its block has waited "
+                f"for\n    at {place_of(origin)}",
+                origin,
+            )
 
     # setmaxnreg
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..report import Hazard, place_of
-from .clocks import BULK_READ, CP_ASYNC, STEPS
+from .clocks import BULK_READ, CP_ASYNC, PHASES, STEPS, WGMMA
 from .rules import RULES
 from .shadow import unpack
 
 if TYPE_CHECKING:
     from ..machine import Machine
     from .barriers import BarrierWord
+    from .global_memory import Copy
     from .tracker import Tracker
 
 _DOING = {
@@ -22,6 +23,17 @@ _DOING = {
     "async read": "starts a copy that reads",
     "async write": "starts a copy that writes",
     "cp.async write": "starts a cp.async that writes",
+    "wgmma read": "issues a matrix multiplication that reads",
+}
+# Earlier accesses by copies and the like, by kind of column and by whether they write.
+_PAST = {
+    (STEPS, "write"): "wrote",
+    (STEPS, "read"): "read",
+    (CP_ASYNC, "write"): "started a cp.async into",
+    (BULK_READ, "read"): "started a copy out of",
+    (PHASES, "write"): "into",
+    (PHASES, "read"): "out of",
+    (WGMMA, "read"): "issued a matrix multiplication that reads",
 }
 
 
@@ -73,10 +85,23 @@ class Reporter:
     def _by(self, column: int, slot: int) -> str:
         """Who the owner of a column is."""
         clocks = self.tracker.clocks
-        if column >= clocks.barrier_base:
+        if clocks.kind[column] == PHASES:
             return "a copy"
         first = slot // clocks.cluster_size * clocks.cluster_size * self.machine.threads
-        return self.thread(first + column % clocks.cluster_threads)
+        name = self.thread(first + int(clocks.owner[column]))
+        return f"the warpgroup of {name}" if clocks.kind[column] == WGMMA else name
+
+    def block_of_grid(self, number: int) -> str:
+        """blockIdx of a block by its number among those executed, as text."""
+        x, y, z = self.machine.block_coordinates(int(self.machine.block_numbers[number]))
+        if self.machine.grid[1] == self.machine.grid[2] == 1:
+            return f"{x}"
+        return f"({x}, {y})" if self.machine.grid[2] == 1 else f"({x}, {y}, {z})"
+
+    def thread_of_grid(self, thread: int) -> str:
+        """A thread by its number in the grid."""
+        block, index = divmod(thread, self.machine.threads)
+        return f"block {self.block_of_grid(block)}, thread {index}"
 
     # Two accesses
 
@@ -88,6 +113,8 @@ class Reporter:
         """The copy engine accesses what ordinary accesses came before, ordered but with no proxy fence between."""
 
         def classify(column: int, value: int, thread: int, action: str, by: str) -> str:
+            if action == "wgmma read":
+                return "wgmma-operands-not-fenced"
             return "missing-proxy-fence" if action == "async read" else "async-write-without-proxy-fence"
 
         self._pairs(last, bad, threads, pieces, instruction, action, by, classify)
@@ -98,7 +125,7 @@ class Reporter:
         tracker = self.tracker
         lanes = np.nonzero(bad)[0]
         columns, values, numbers = unpack(last[lanes])
-        kinds = np.minimum(columns // tracker.clocks.cluster_threads, 4) << 16 | numbers
+        kinds = tracker.clocks.kind[columns].astype(np.int64) << 16 | numbers
         for lane in np.unique(kinds, return_index=True)[1].tolist():
             at = lanes[lane]
             column, value, thread = int(columns[lane]), int(values[lane]), int(threads[at])
@@ -118,22 +145,20 @@ class Reporter:
             )
 
     def _past(self, column: int, by: str) -> str:
-        clocks = self.tracker.clocks
-        if column < clocks.cluster_threads:
-            return {"write": "wrote", "read": "read"}[by]
-        if column >= clocks.barrier_base:
-            return {"write": "into", "read": "out of"}[by]
-        return {"write": "started a cp.async into", "read": "started a copy out of"}[by]
+        return _PAST[int(self.tracker.clocks.kind[column]), by]
 
     def _classify(self, column: int, value: int, thread: int, action: str, by: str) -> str:
         tracker, clocks = self.tracker, self.tracker.clocks
         slot = thread // self.machine.threads
         first = slot // clocks.cluster_size * clocks.cluster_size * self.machine.threads
-        kind = 4 if column >= clocks.barrier_base else column // clocks.cluster_threads
-        owner = first + column % clocks.cluster_threads
-        if kind == 4:
+        kind, owner = int(clocks.kind[column]), first + int(clocks.owner[column])
+        if kind == WGMMA:
+            return "wgmma-operands-overwritten"
+        if kind == PHASES:
             if by == "read":
                 return "source-overwritten-while-read"
+            if action == "wgmma read":
+                return "wgmma-tile-not-waited"
             for word in tracker.words.values():
                 if (word.column[slot] == column) and word.passed_early[thread] == value - 1:
                     return "wait-on-wrong-parity"
@@ -144,7 +169,7 @@ class Reporter:
             waited = clocks.own[CP_ASYNC, owner] >= value
             return "wait-group-without-copies" if idle.any() and not waited else "cp-async-not-waited"
         if kind == BULK_READ:
-            steps = int(clocks.row(int(clocks.known[thread]))[column % clocks.cluster_threads])
+            steps = int(clocks.row(int(clocks.known[thread]))[clocks.owner[column]])
             if thread != owner and steps < tracker.ends.issued_at.get((slot, column, value), 0):
                 return "wait-group-by-one-thread"
             idle = tracker.waited_bulk[block] & ~tracker.issued_bulk[block]
@@ -156,6 +181,83 @@ class Reporter:
         if action == "async read":
             return "copy-before-writers-done"
         return "shared-memory-race"
+
+    # wgmma
+
+    def registers_before_wait(
+        self, thread: int, name: str, instruction: Any, before: Any, accumulator: bool, committed: bool
+    ) -> None:
+        """Registers of a wgmma are used before it was waited for."""
+        what = "an accumulator" if accumulator else "part of A"
+        missing = "" if committed else "; its group is not even committed"
+        self.add(
+            "wgmma-registers-before-wait",
+            f"{self.thread(thread)} uses {name}\n    at {place_of(instruction)}\n  which is {what} of a matrix "
+            f"multiplication that its warp has not waited for{missing}\n    at {place_of(before)}",
+            instruction,
+            before,
+        )
+
+    def wgmma_not_fenced(self, thread: int, name: str, instruction: Any, before: Any) -> None:
+        """Registers of a wgmma were used since the latest wgmma.fence, or there was none."""
+        since = f"  and its register {name} was used since the latest one\n    at {place_of(before)}"
+        self.add(
+            "wgmma-fence-missing",
+            f"{self.thread(thread)} issues a matrix multiplication\n    at {place_of(instruction)}\n"
+            + (since if before is not None else "  and there is no wgmma.fence since what its registers were used for"),
+            instruction,
+            *([before] if before is not None else []),
+        )
+
+    # Global memory
+
+    def global_pair(
+        self,
+        thread: int,
+        earlier: int,
+        address: int,
+        nbytes: int,
+        instruction: Any,
+        before: Any,
+        action: str,
+        by: str,
+        copy: Copy | None,
+        fenced: bool,
+    ) -> None:
+        """Two accesses of global memory by threads of the grid that nothing orders, or (`fenced`) no proxy fence."""
+        threads, size = self.machine.threads, self.machine.cluster_size
+        mine, other = thread // threads, earlier // threads
+        if fenced:
+            identifier, order = (
+                "global-proxy-fence-missing",
+                "ordered, but with no proxy fence for global memory between",
+            )
+        else:
+            order = "and nothing orders the two"
+            if mine == other:
+                if copy is not None and by == "write":
+                    if action == "async write":
+                        return
+                    identifier = "store-not-waited"
+                else:
+                    identifier = "global-memory-race"
+            elif "write" in action and by == "write":
+                if mine // size == other // size:
+                    return
+                identifier = "blocks-write-same-bytes"
+            else:
+                identifier = "blocks-read-unordered"
+        past = {"read": "read", "write": "wrote"}[by]
+        if copy is not None:
+            past = "started a copy that reads" if by == "read" else "started a copy that writes"
+        self.add(
+            identifier,
+            f"{self.thread_of_grid(thread)} {_DOING[action]} {nbytes} B of global memory at {address:#x} "
+            f"({self.machine.memory.nearest(address)})\n    at {place_of(instruction)}\n"
+            f"  after {self.thread_of_grid(earlier)} {past} it, {order}\n    at {place_of(before)}",
+            instruction,
+            before,
+        )
 
     # One access
 
@@ -286,6 +388,15 @@ class Reporter:
             origin,
         )
 
+    def peer_not_started(self, thread: int, slot: int, instruction: Any) -> None:
+        """An access to the shared memory of a block that may not run yet."""
+        self.add(
+            "remote-access-before-peer-starts",
+            f"{self.thread(thread)} uses the shared memory of block {self.machine.block_name(slot)}, and nothing says "
+            f"that this block has started\n    at {place_of(instruction)}",
+            instruction,
+        )
+
     def swizzled(self, thread: int, start: int, pattern: int, origin: Any) -> None:
         """A swizzled tile that does not begin where the pattern does."""
         slot = thread // self.machine.threads
@@ -296,15 +407,18 @@ class Reporter:
             origin,
         )
 
-    def map_not_acquired(self, thread: int, address: int, instruction: Any, changed: Any) -> None:
-        """A copy with a tensor map in global memory without the acquiring fence."""
+    def map_not_acquired(self, thread: int, address: int, instruction: Any, changed: Any, acquired: bool) -> None:
+        """A copy with a tensor map in global memory without the fences that it takes."""
+        text = f"{self.thread(thread)} starts a copy with the tensor map at {address:#x} in global memory\n"
+        text += f"    at {place_of(instruction)}\n  and no thread of its block has acquired it"
+        if changed is not None:
+            what = "acquired this change of it, released by the thread that made it" if acquired else "acquired it"
+            text = text.replace("acquired it", what) + f" since it was changed\n    at {place_of(changed)}"
         self.add(
-            "tensor-map-changed-without-fence" if changed else "tensor-map-not-acquired",
-            f"{self.thread(thread)} starts a copy with the tensor map at {address:#x} in global memory\n"
-            f"    at {place_of(instruction)}\n  and no thread of its block has acquired it"
-            + (f" since it was changed\n    at {place_of(changed[1])}" if changed else ""),
+            "tensor-map-not-acquired" if changed is None else "tensor-map-changed-without-fence",
+            text,
             instruction,
-            *([changed[1]] if changed else []),
+            *([changed] if changed is not None else []),
         )
 
     def no_receiver(self, word: BarrierWord, slot: int, thread: int, origin: Any) -> None:

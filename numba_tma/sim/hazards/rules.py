@@ -25,6 +25,7 @@ _PROXY = "Memory Consistency Model: Proxies; membar, fence"
 _MBARRIER = "Parallel Synchronization and Communication Instructions: mbarrier"
 _TX = "mbarrier: Tracking asynchronous operations"
 _BULK_WAIT = "cp.async.bulk.wait_group"
+_WGMMA = "Asynchronous Warpgroup Level Matrix Instructions"
 
 RULES: dict[str, Rule] = {
     "shared-memory-race": Rule(
@@ -244,5 +245,77 @@ RULES: dict[str, Rule] = {
         "blocks run in any order: what two of them write to the same place is left to chance",
         "give each block its own part, or use atomics",
         _MODEL,
+    ),
+    "remote-access-before-peer-starts": Rule(
+        "error",
+        "another block's shared memory can be used once that block runs",
+        "a cluster barrier (arrive and wait) before the first use of a peer's shared memory",
+        "barrier.cluster; Distributed shared memory",
+    ),
+    "cp-async-in-flight-at-exit": Rule(
+        "warning",
+        "a thread's cp.async copies are over once somebody has waited for them: its group, or the mbarrier that they "
+        "arrive at",
+        "cp.async.wait_all before the exit; or start no copies that nobody uses",
+        "cp.async.wait_group",
+    ),
+    "wgmma-operands-not-fenced": Rule(
+        "error",
+        "wgmma reads shared memory through the copy engine's proxy: what threads stored there needs a proxy fence",
+        "fence.proxy.async in the threads that wrote, then a block barrier, then wgmma",
+        f"{_WGMMA}; Async proxy",
+    ),
+    "wgmma-tile-not-waited": Rule(
+        "error",
+        "each warp of the warpgroup must know that a tile has arrived before it multiplies it",
+        "wait on the tile's mbarrier in all threads of the warpgroup before wgmma",
+        f"{_WGMMA}; {_TX}",
+    ),
+    "wgmma-registers-before-wait": Rule(
+        "error",
+        "accumulators, and A in registers, are the instruction's own until its group has been waited for",
+        "commit_group after it, and wait_group with a number small enough before their next use; the wait names the "
+        "accumulators, or the compiler moves their use before it",
+        "wgmma.wait_group",
+    ),
+    "wgmma-fence-missing": Rule(
+        "error",
+        "wgmma.fence orders registers between ordinary instructions and wgmma: before the first wgmma, and whenever "
+        "accumulators or A have been used otherwise; accumulators of wgmma of one shape in sequence need none",
+        "wgmma.fence after the last use of the registers and before wgmma; scale-d false spares a first clearing",
+        "wgmma.fence",
+    ),
+    "wgmma-operands-overwritten": Rule(
+        "error",
+        "wgmma reads its operands in shared memory at some time until its group has been waited for",
+        "wgmma.wait_group for that group in the warpgroup, then an arrival that the writer waits for",
+        "wgmma.wait_group",
+    ),
+    "global-memory-race": Rule(
+        "error",
+        "two threads of a block use the same bytes of global memory, one of them writes, and nothing orders the two",
+        "put a block barrier between them",
+        _MODEL,
+    ),
+    "blocks-read-unordered": Rule(
+        "error",
+        "one block reads what another writes: the writer must release it and the reader acquire that, through a flag "
+        "or counter",
+        "fence.acq_rel.gpu (threadfence) before the flag is set and after it was seen, or st.release and ld.acquire; "
+        "or two launches",
+        "Memory Consistency Model: Release and Acquire Patterns",
+    ),
+    "global-proxy-fence-missing": Rule(
+        "error",
+        "ordinary stores and the copy engine reach global memory by different proxies too",
+        "fence.proxy.async (or .global) after the stores, before the barrier or flag that orders the copy after them",
+        _PROXY,
+    ),
+    "store-not-waited": Rule(
+        "error",
+        "what a bulk or tensor store writes to global memory is there once its thread has waited for the group; "
+        "wait_group.read waits for the reading alone",
+        "wait_group without .read in the thread that issued the store, then a barrier",
+        _BULK_WAIT,
     ),
 }

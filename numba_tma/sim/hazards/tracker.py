@@ -2,33 +2,74 @@
 
 Every access is compared with the last accesses to the same bytes: unless the clock of the accessing thread says that
 those are ordered before it, it is a race, also when this run's order did no harm. See clocks.py for what orders,
-rules.py for the hazards. Where the tracker does not know whether something orders two accesses (atomics, volatile and
-acquiring accesses by which threads may signal each other), it takes it that it does.
+rules.py for the hazards. Where the tracker does not know whether something orders two accesses within a cluster
+(atomics, volatile and acquiring accesses by which threads may signal each other), it takes it that it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..access import GLOBAL, SHARED
+from ..descriptor import NBYTES
 from ..errors import SimError
 from ..observer import Observer
 from .barriers import BarrierWord
-from .clocks import BULK_READ, CP_ASYNC, STEPS, Clocks, Plane
+from .clocks import BULK_READ, BULK_WRITTEN, CP_ASYNC, IS_ORDINARY, STEPS, WARPGROUP, Clocks, Parts, Plane
 from .ends import Ends
-from .global_writes import GlobalWrites
+from .global_memory import GlobalAccesses
+from .grid import Signals, scope_of_gpu
 from .messages import Reporter
+from .multiplications import Multiplications
+from .scan import scan
 from .shadow import Shadow, stamps, unpack
+from .stores import Values, changes, first_disagreement
+from .tensor_maps import TensorMaps
 
 if TYPE_CHECKING:
     from ..fragment import Fragment
     from ..machine import Machine
     from ..module import Instruction
+    from ..watch import RegisterUse
 
 _SIGNALS = frozenset(("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"))
+
+
+def _proxy_spaces(instruction: Instruction) -> frozenset[str]:
+    """The memories whose accesses an instruction orders for the copy engine."""
+    modifiers = instruction.modifiers
+    if instruction.opcode not in ("fence", "membar") or "proxy" not in modifiers:
+        return frozenset()
+    if not any(m == "async" or m.startswith("async::") for m in modifiers):
+        return frozenset()
+    if "global" in modifiers:
+        return frozenset(("global",))
+    shared = any("shared::" in m for m in modifiers)
+    return frozenset(("shared",) if shared else ("shared", "global"))
+
+
+def _is_gpu_fence(instruction: Instruction) -> bool:
+    """Whether an instruction orders a thread's accesses for other clusters."""
+    if instruction.opcode not in ("fence", "membar") or not scope_of_gpu(instruction):
+        return False
+    return not {"proxy", "mbarrier_init"} & set(instruction.modifiers)
+
+
+def _parts(instructions: Iterable[Instruction]) -> Parts:
+    """The parts of clocks that a launch needs: one for both memories if no fence is for one of them alone."""
+    fences = [i for i in instructions if i.opcode in ("fence", "membar")]
+    kinds = {_proxy_spaces(instruction) for instruction in fences} - {frozenset()}
+    spaces = frozenset().union(*kinds)
+    if len(kinds) == 1:
+        numbers = dict.fromkeys(spaces, 1)
+    else:
+        numbers = {space: 1 + i for i, space in enumerate(sorted(spaces))}
+    count = 1 + len(set(numbers.values()))
+    signals = count if any(map(_is_gpu_fence, fences)) else None
+    return Parts(count + (signals is not None), numbers.get("shared"), numbers.get("global"), signals)
 
 
 class Tracker(Observer):
@@ -40,23 +81,40 @@ class Tracker(Observer):
         self.instructions: list[Any] = [None]
         self._numbers: dict[int, int] = {}
         functions = (*machine.module.entries.values(), *machine.module.functions.values())
-        self.global_writes = GlobalWrites(self)
-        self._copies = any(i.opcode == "cp" for function in functions for i in function.body)
+        body = [instruction for function in functions for instruction in function.body]
+        self._clock_parts = _parts(body)
+        self._multiplies = any(instruction.opcode == "wgmma" for instruction in body)
+        self.signals = Signals()
+        self.global_memory = GlobalAccesses(self, self.signals.reaches)
+        self.tensor_maps = TensorMaps(self)
 
     def wave(self, machine: Machine, blocks: int) -> None:
         self.blocks = blocks
-        self.clocks = Clocks(machine.slots, machine.threads, machine.cluster_size, self._copies)
-        self.shadow = Shadow(machine.shared.size, machine.warps)
+        self.first_thread = machine.first_block * machine.threads
+        self.clocks = Clocks(
+            machine.slots,
+            machine.threads,
+            machine.cluster_size,
+            self._clock_parts,
+            self.signals.reaches,
+            self.first_thread,
+        )
+        warpgroups = -(-machine.threads // WARPGROUP) if self._multiplies else 0
+        self.shadow = Shadow(machine.shared.size, machine.warps, self.clocks, warpgroups)
         self.words: dict[int, BarrierWord] = {}
         self._row = machine.shared_stride // 8
         self._block_planes: dict[int, Plane] = {}
-        self._cluster_plane = self.clocks.plane(-(-machine.slots // machine.cluster_size))
-        self._signal_plane = self.clocks.plane(-(-machine.slots // machine.cluster_size))
+        clusters = -(-machine.slots // machine.cluster_size)
+        self._cluster_plane = self.clocks.plane(clusters)
+        self._signal_plane = self.clocks.plane(clusters)
         self.ends = Ends(self)
-        # Copies of the instruction that is being executed, and tensor maps that threads have acquired or changed.
+        self.signals.wave(self.clocks, machine.first_block // machine.cluster_size)
+        self.global_memory.wave(self.clocks)
+        self.tensor_maps.wave()
+        self.multiplications = Multiplications(self) if self._multiplies else None
+        # Copies of the instruction that is being executed; what the next one reads of global memory.
         self._burst: set[tuple] = set()
-        self._acquired: dict[int, list[tuple[int, int]]] = {}
-        self._changed: dict[int, tuple[int, Any]] = {}
+        self._region: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None
         self._came_by: dict[tuple[int, int, int], Any] = {}
         lanes = machine.slots * machine.threads
         # Who issued and who waited for bulk groups and cp.async groups.
@@ -97,75 +155,109 @@ class Tracker(Observer):
         action: str,
         values: Sequence[Callable[[Fragment], np.ndarray]] = (),
     ) -> None:
-        if kind != SHARED and kind != GLOBAL:
-            return
-        if action == "atomic" or not _SIGNALS.isdisjoint(instruction.modifiers):
-            self._signal(fragment)
-            self.global_writes.signals |= kind == GLOBAL and action != "read"
-            if kind == SHARED:
+        if kind == SHARED:
+            threads = self.threads_of(fragment)
+            if self.machine.cluster_size > 1:
+                self._reach_peers(threads, view, index, instruction)
+            if action == "atomic" or not _SIGNALS.isdisjoint(instruction.modifiers):
+                self._signal(fragment)
                 self._written_by_signal(view, index, count, action, instruction)
-            return
-        if kind != SHARED:
-            if action == "write":
-                self.global_writes.stored(fragment, instruction, view, index, count, values)
-            return
-        threads = self.threads_of(fragment)
-        size = view.dtype.itemsize
-        offsets = index * size if size > 1 else index
-        if offsets.size != threads.size:
-            offsets = np.broadcast_to(offsets, threads.shape)
-        if self.machine.cluster_size > 1:
-            self._remote(offsets // self.machine.shared_stride, threads, instruction)
-        pieces, each = self.shadow.pieces(offsets, size * count)
-        if each > 1:
-            threads = np.repeat(threads, each)
-        if action == "read":
-            self._read(pieces, threads, instruction)
-        else:
-            self._write(pieces, threads, instruction)
+            else:
+                context = self.shadow.prepare(view.dtype.itemsize, count, self.number(instruction))
+                if action == "read":
+                    self._read(view, index, threads, count, instruction, context)
+                else:
+                    self._write(view, index, threads, count, instruction, context, fragment, values)
+        elif kind == GLOBAL:
+            threads = self.threads_of(fragment)
+            if action == "atomic" or not _SIGNALS.isdisjoint(instruction.modifiers):
+                self._signal(fragment)
+                self._signal_beyond(threads, view, index, count, action, instruction)
+            elif action == "read":
+                self.global_memory.read(threads, instruction, view, index, count)
+            else:
+                self.global_memory.wrote(fragment, threads, instruction, view, index, count, values)
 
-    def _read(self, pieces: np.ndarray, threads: np.ndarray, instruction: Instruction) -> None:
-        shadow, clocks = self.shadow, self.clocks
-        last = shadow.written.take(pieces)
-        columns, values, _ = unpack(last)
-        good = clocks.knows(threads, columns, values)
-        if not good.all():
-            self.report.race(last, ~good, threads, pieces, instruction, "read", "write")
+    def _reach_peers(self, threads: np.ndarray, view: np.ndarray, index: np.ndarray, instruction: Instruction) -> None:
+        slots = np.broadcast_to(index * view.dtype.itemsize // self.machine.shared_stride, threads.shape)
+        self._remote(slots, threads, instruction)
+        far = np.nonzero(slots != threads // self.machine.threads)[0]
+        if not far.size:
+            return
+        # A block whose thread has got as far as its first step has started.
+        pairs = np.unique(np.stack((self.clocks.known[threads[far]], slots[far])), axis=1, return_index=True)
+        for (row, slot), lane in zip(pairs[0].T.tolist(), far[pairs[1]].tolist(), strict=True):
+            first = slot % self.machine.cluster_size * self.machine.threads
+            if not self.clocks.row(row)[first : first + self.machine.threads].any():
+                self.report.peer_not_started(int(threads[lane]), slot, instruction)
+
+    def _pieces(
+        self, view: np.ndarray, index: np.ndarray, threads: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(pieces, threads) of accesses, an entry for each piece."""
+        size = view.dtype.itemsize
+        pieces, each = self.shadow.pieces(np.broadcast_to(index, threads.shape) * size, size * count)
+        return pieces, np.repeat(threads, each) if each > 1 else threads
+
+    def _read(
+        self, view: np.ndarray, index: np.ndarray, threads: np.ndarray, count: int, instruction: Any, context: Any
+    ) -> None:
+        bad = scan("read_shared")(index, threads, context)
+        if not bad.any():
+            return
+        lanes = np.nonzero(bad)[0]
+        pieces, threads = self._pieces(view, np.broadcast_to(index, threads.shape)[lanes], threads[lanes], count)
+        last = self.shadow.written.take(pieces)
+        self._check(last, threads, pieces, instruction, "read", "write")
         unwritten = last == 0
         if unwritten.any():
             self.report.unwritten(unwritten, threads, pieces, instruction)
-        column = clocks.column[threads]
-        latest = shadow.read[0]
-        if shadow.in_use[0]:
-            self._keep_readers(latest.take(pieces), column, threads, pieces)
-        shadow.in_use[0] = True
-        latest[pieces] = stamps(column, clocks.own[STEPS, threads], self.number(instruction))
 
-    def _keep_readers(self, before: np.ndarray, column: np.ndarray, threads: np.ndarray, pieces: np.ndarray) -> None:
-        """Put aside earlier readers that the new ones are not ordered after: a later write must mind both."""
-        owner = before >> 44
-        other = (owner != column) & (before != 0)
-        if not other.any():
-            return
-        lanes = np.nonzero(other)[0]
-        columns, values, _ = unpack(before[lanes])
-        lanes = lanes[~self.clocks.knows(threads[lanes], columns, values)]
-        if lanes.size:
-            shadow = self.shadow
-            row = 1 + (owner[lanes] % self.machine.threads >> 5) % (shadow.readers - 2)
-            shadow.read[row, pieces[lanes]] = before[lanes]
-            for used in np.unique(row).tolist():
-                shadow.in_use[used] = True
+    def _write(
+        self,
+        view: np.ndarray,
+        index: np.ndarray,
+        threads: np.ndarray,
+        count: int,
+        instruction: Any,
+        context: Any,
+        fragment: Fragment | None = None,
+        values: Values = (),
+    ) -> None:
+        self.shadow.rows()
+        bad = scan("check_write_shared")(index, threads, context)
+        if bad.any():
+            lanes = np.nonzero(bad)[0]
+            places = np.broadcast_to(index, threads.shape)[lanes]
+            pieces, some = self._pieces(view, places, threads[lanes], count)
+            last = self.shadow.written.take(pieces)
+            wrong = ~self._known(last, some)
+            if wrong.any():
+                changed = changes(view, places, fragment, values, lanes)
+                wrong &= np.repeat(changed, pieces.size // lanes.size)
+            if wrong.any():
+                self.report.race(last, wrong, some, pieces, instruction, "write", "write")
+            self._check_readers(pieces, some, instruction, "write")
+        together = scan("write_shared")(index, threads, context)
+        if values and (together > bad).any():
+            pieces, who = self._pieces(view, index, threads, count)
+            last = self.shadow.written.take(pieces)
+            columns, each = unpack(last)[0], pieces.size // threads.size
+            found = first_disagreement(fragment, values, threads, who - self.clocks.column[who] + columns, each)
+            if found is not None:
+                only = np.arange(pieces.size) == found
+                self.report.race(last, only, who, pieces, instruction, "write", "write")
 
-    def _write(self, pieces: np.ndarray, threads: np.ndarray, instruction: Instruction) -> None:
-        shadow, clocks = self.shadow, self.clocks
-        last = shadow.written.take(pieces)
+    def _known(self, last: np.ndarray, threads: np.ndarray) -> np.ndarray:
         columns, values, _ = unpack(last)
-        good = clocks.knows(threads, columns, values)
+        return self.clocks.knows(threads, columns, values)
+
+    def _check(
+        self, last: np.ndarray, threads: np.ndarray, pieces: np.ndarray, instruction: Any, action: str, by: str
+    ) -> None:
+        good = self._known(last, threads)
         if not good.all():
-            self.report.race(last, ~good, threads, pieces, instruction, "write", "write")
-        self._check_readers(pieces, threads, instruction, "write")
-        shadow.written[pieces] = stamps(clocks.column[threads], clocks.own[STEPS, threads], self.number(instruction))
+            self.report.race(last, ~good, threads, pieces, instruction, action, by)
 
     def _remote(self, slots: np.ndarray, threads: np.ndarray, instruction: Instruction) -> None:
         far = slots != threads // self.machine.threads
@@ -176,13 +268,9 @@ class Tracker(Observer):
         """Those who read the pieces since the last write must be ordered before this one, which makes them history."""
         for row in self.shadow.rows():
             before = row.take(pieces)
-            if not before.any():
-                continue
-            columns, values, _ = unpack(before)
-            good = self.clocks.knows(threads, columns, values)
-            if not good.all():
-                self.report.race(before, ~good, threads, pieces, instruction, action, "read")
-            row[pieces] = 0
+            if before.any():
+                self._check(before, threads, pieces, instruction, action, "read")
+                row[pieces] = 0
 
     def _signal(self, fragment: Fragment) -> None:
         """Atomics and the like may order threads in ways of the kernel's own: take it that they do."""
@@ -192,6 +280,17 @@ class Tracker(Observer):
         self.clocks.release(self._signal_plane, places, threads)
         self.clocks.complete(self._signal_plane, np.unique(places))
         self.clocks.acquire(threads, self._signal_plane.done[places])
+
+    def _signal_beyond(
+        self, threads: np.ndarray, view: np.ndarray, index: np.ndarray, count: int, action: str, instruction: Any
+    ) -> None:
+        """Signals in global memory reach other clusters too, if they are released and acquired."""
+        segment = self.machine.memory.segment_of(view)
+        if segment is None:
+            return
+        self.signals.access(threads, segment.base + index * view.dtype.itemsize, instruction, action)
+        if action != "read":
+            self.global_memory.signalled(view, index, count)
 
     def _written_by_signal(
         self, view: np.ndarray, index: np.ndarray, count: int, action: str, instruction: Instruction
@@ -209,12 +308,22 @@ class Tracker(Observer):
 
     def fence(self, fragment: Fragment, instruction: Instruction) -> None:
         modifiers = instruction.modifiers
-        proxy = "proxy" in modifiers and ("async" in modifiers or any(m.startswith("async") for m in modifiers))
-        if proxy or "mbarrier_init" in modifiers:
+        spaces = _proxy_spaces(instruction)
+        if spaces or "mbarrier_init" in modifiers:
             self._fence_inits(fragment)
-        if proxy and "global" not in modifiers:
+        threads = self.threads_of(fragment)
+        if spaces:
+            parts = self.clocks.parts
             self.clocks.clean()
-            self.clocks.fence(self.threads_of(fragment))
+            self.clocks.fence(
+                threads,
+                {part for part, space in ((parts.shared, "shared"), (parts.globally, "global")) if space in spaces},
+            )
+        elif "tensormap::generic" in modifiers:
+            if "release" in modifiers:
+                self.tensor_maps.released(threads)
+        elif _is_gpu_fence(instruction):
+            self.signals.fence(threads)
 
     def _fence_inits(self, fragment: Fragment) -> None:
         threads, slot, clocks = self.threads_of(fragment), fragment.slot, self.clocks
@@ -270,12 +379,16 @@ class Tracker(Observer):
         self.clocks.clean()
         self.clocks.meet(slots * machine.warps + (threads >> 5), slots * machine.threads + threads)
 
-    def wgmma_issued(self, fragment: Fragment, instruction: Instruction, accumulators: Any, reads: Any) -> None:
-        """The four warps of a warpgroup execute it together, and kernels rely on that."""
-        machine = self.machine
-        warpgroups = -(-machine.threads // 128)
-        self.clocks.clean()
-        self.clocks.meet(fragment.slot * warpgroups + fragment.thread // 128, self.threads_of(fragment))
+    def wgmma_issued(
+        self, fragment: Fragment, instruction: Instruction, accumulators: Any, multiplicand: Any, reads: Any
+    ) -> None:
+        self.multiplications.issued(fragment, instruction, accumulators, multiplicand, reads)
+
+    def wgmma_ordered(self, fragment: Fragment, instruction: Instruction, what: str, pending: int) -> None:
+        self.multiplications.ordered(fragment, what, pending)
+
+    def registers_used(self, fragment: Fragment, use: RegisterUse) -> None:
+        self.multiplications.registers_used(fragment, use)
 
     def cluster_arrived(self, fragment: Fragment, instruction: Instruction) -> None:
         self.clocks.clean()
@@ -416,8 +529,7 @@ class Tracker(Observer):
         word.bare_expect.pop(slot, None)
         word.phases[slot] += 1
         plane, column = word.plane, word.column[slot]
-        plane.sum[slot, column] = word.phases[slot]
-        plane.sum[slot, self.clocks.columns + column] = word.phases[slot]
+        plane.sum[slot].reshape(self.clocks.parts.count, -1)[:, column] = word.phases[slot]
         self.clocks.complete(plane, np.array([slot]))
 
     def _wait(self, word: BarrierWord, slots: Any, threads: Any, instruction: Any, value: Any) -> None:
@@ -444,28 +556,22 @@ class Tracker(Observer):
     # Tensor maps in global memory
 
     def tensor_map_used(self, thread: int, address: int, instruction: Instruction) -> None:
-        segment = self.machine.find(address)
-        if segment is None or segment.kind != "global":
-            return
-        clocks = self.clocks
-        changed = self._changed.get(address)
-        for by, step in self._acquired.get(address, []):
-            if by // self.machine.threads != thread // self.machine.threads:
-                continue
-            if by == thread or clocks.knows(np.array([thread]), clocks.column[[by]], np.array([step]))[0]:
-                return
-        self.report.map_not_acquired(thread, address, instruction, changed)
+        self.tensor_maps.used(thread, address, instruction)
 
     def tensor_map_changed(self, thread: int, address: int, instruction: Instruction) -> None:
-        self._acquired.pop(address, None)
-        self._changed[address] = (thread, instruction)
+        self.global_memory.changed(thread, address, instruction)
+        if "cp_fenceproxy" in instruction.modifiers:
+            self.tensor_maps.released(np.array([thread]))
+
+    def tensor_map_in_shared(self, thread: int, offset: int, action: str, instruction: Instruction) -> None:
+        start = thread // self.machine.threads * self.machine.shared_stride + offset
+        view, index = self.machine.shared_view(np.dtype(np.uint64)), start // 8 + np.arange(NBYTES // 8)
+        threads = np.full(index.size, thread)
+        context = self.shadow.prepare(8, 1, self.number(instruction))
+        (self._read if action == "read" else self._write)(view, index, threads, 1, instruction, context)
 
     def tensor_maps_acquired(self, fragment: Fragment, addresses: np.ndarray) -> None:
-        threads = self.threads_of(fragment)
-        steps = self.clocks.own[STEPS, threads]
-        addresses = np.broadcast_to(addresses, threads.shape)
-        for address, thread, step in zip(addresses.tolist(), threads.tolist(), steps.tolist(), strict=True):
-            self._acquired.setdefault(address, []).append((thread, step))
+        self.tensor_maps.acquired(self.threads_of(fragment), addresses)
 
     # Ends
 
@@ -476,6 +582,9 @@ class Tracker(Observer):
 
     def copy_issued(self, fragment: Fragment, instruction: Instruction) -> None:
         self._burst.clear()
+        if "cp_fenceproxy" in instruction.modifiers:
+            # Compilers count on the lanes' meeting there.
+            self.lanes_synced(fragment.slot, fragment.thread)
 
     def registers_changed(self, fragment: Fragment, instruction: Instruction) -> None:
         self.ends.registers_changed(fragment.slot, fragment.thread, instruction)
@@ -487,14 +596,30 @@ class Tracker(Observer):
     def wave_ended(self) -> None:
         self.ends.wave_ended()
 
-    def launch_ended(self) -> None:
-        self.global_writes.launch_ended()
-
     def failed(self, error: SimError) -> None:
         """The launch ends with an error: name what is behind it."""
         self.ends.failed(error)
 
     # The copy engine
+
+    def copy_reads(
+        self,
+        kind: str,
+        origin: Any,
+        address: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        nbytes: int,
+        rows: int,
+        promotion: int = 0,
+    ) -> None:
+        self._region = (address, shape, strides)
+
+    def cp_async_reads(self, threads: np.ndarray, addresses: np.ndarray, size: int, origin: Any) -> None:
+        # Copies that read nothing, and clear a stage that nobody uses any more, are how rings end: they are not here.
+        if threads.size:
+            self.ends.cp_async(threads, self.machine.engine.open_group(threads, "cp.async"), origin)
+            self.global_memory.async_reads(threads, addresses, size, origin)
 
     def copy_to_shared(
         self,
@@ -508,6 +633,7 @@ class Tracker(Observer):
         signalled: int | None = None,
         pattern: int = 0,
     ) -> None:
+        region, self._region = self._region, None
         if (targets, start, bar) in self._burst:
             self.report.by_every_lane(self.word(bar // 8), targets, start, thread, origin)
             return
@@ -542,13 +668,18 @@ class Tracker(Observer):
                 span = shadow.span(slot * self.machine.shared_stride + start, nbytes)
                 self._engine_access(span, who, origin, "write")
                 shadow.written[span] = stamps(word.column[slot], word.phases[slot] + 1, number)
-        if source is not None and nbytes and word.valid[targets[0]]:
+        if not nbytes or not word.valid[targets[0]]:
+            return
+        if region is not None:
+            home = targets[0]
+            self.global_memory.loaded(thread, region, int(word.column[home]), int(word.phases[home]) + 1, origin)
+        if source is not None:
             slot, begin, length = source
             span = shadow.span(slot * self.machine.shared_stride + begin, length)
             self._engine_access(span, who, origin, "read")
             column, phase = word.column[targets[0]], word.phases[targets[0]] + 1
-            shadow.in_use[-1] = True
-            shadow.read[-1, span] = stamps(column, phase, number)
+            shadow.in_use[shadow.engine] = 1
+            shadow.read[shadow.engine, span] = stamps(column, phase, number)
 
     def copy_from_shared(
         self,
@@ -560,25 +691,25 @@ class Tracker(Observer):
         region: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None,
         pattern: int = 0,
     ) -> None:
+        clocks, shadow = self.clocks, self.shadow
+        who = np.array([thread])
         if region is not None:
-            self.global_writes.copied(thread, region, origin)
+            column = int(clocks.columns_of(BULK_WRITTEN, who)[0])
+            self.global_memory.stored(thread, region, column, int(group) + 1, origin)
         if pattern and start % pattern:
             self.report.swizzled(thread, start, pattern, origin)
-        clocks, shadow = self.clocks, self.shadow
-        clocks.kinds_in_use.add(BULK_READ)
         self.issued_bulk[thread] = True
         if not nbytes:
             return
         slot = thread // self.machine.threads
-        who = np.array([thread])
         span = shadow.span(slot * self.machine.shared_stride + start, nbytes)
         self._engine_access(span, who, origin, "read")
         if not shadow.written[span].any():
             self.report.unwritten_source(span, thread, origin)
-        column = clocks.column[thread] + BULK_READ * clocks.cluster_threads
-        self.ends.copy(slot, int(column), int(group) + 1, origin, thread)
-        shadow.in_use[-1] = True
-        shadow.read[-1, span] = stamps(column, group + 1, self.number(origin))
+        column = int(clocks.columns_of(BULK_READ, who)[0])
+        self.ends.copy(slot, column, int(group) + 1, origin, thread)
+        shadow.in_use[shadow.engine] = 1
+        shadow.read[shadow.engine, span] = stamps(column, group + 1, self.number(origin))
 
     def _engine_access(self, span: slice, who: np.ndarray, origin: Any, action: str) -> None:
         shadow = self.shadow
@@ -591,7 +722,7 @@ class Tracker(Observer):
                     row[span] = 0
 
     def _engine_check(self, last: np.ndarray, span: slice, who: np.ndarray, origin: Any, action: str, by: str) -> None:
-        if not last.any():
+        if not self.shadow.unsettled(last, who).any():
             return
         keep = np.ones(last.size, np.bool_)
         np.not_equal(last[1:], last[:-1], out=keep[1:])
@@ -605,36 +736,38 @@ class Tracker(Observer):
         threads = np.broadcast_to(who, at.shape)
         if not good.all():
             self.report.race(last, ~good, threads, pieces, origin, f"async {action}", by)
-        kind = columns // clocks.cluster_threads
-        ordinary = good & ((kind == STEPS) | (kind == CP_ASYNC)) & (values > 0)
+        ordinary = good & IS_ORDINARY[clocks.kind[columns]] & (values > 0)
         if ordinary.any():
             lanes = np.nonzero(ordinary)[0]
-            fenced = clocks.knows(who, columns[lanes], values[lanes], fenced=True)
+            fenced = clocks.knows(who, columns[lanes], values[lanes], clocks.parts.shared)
             if not fenced.all():
                 bad = np.zeros(at.size, np.bool_)
                 bad[lanes[~fenced]] = True
                 self.report.unfenced(last, bad, threads, pieces, origin, f"async {action}", by)
 
     def cp_async_issued(
-        self, threads: np.ndarray, offsets: np.ndarray, size: int, groups: np.ndarray, origin: Any
+        self,
+        threads: np.ndarray,
+        offsets: np.ndarray,
+        size: int,
+        groups: np.ndarray,
+        origin: Any,
     ) -> None:
-        """cp.async of `size` bytes to flat offsets of shared memory, in each thread's group."""
         clocks, shadow = self.clocks, self.shadow
-        clocks.kinds_in_use.add(CP_ASYNC)
         self.issued_copies[threads] = True
         pieces, each = shadow.pieces(offsets, size)
+        column = clocks.columns_of(CP_ASYNC, threads)
         if each > 1:
-            threads, groups = np.repeat(threads, each), np.repeat(groups, each)
+            threads, groups, column = np.repeat(threads, each), np.repeat(groups, each), np.repeat(column, each)
         last = shadow.written.take(pieces)
         columns, values, _ = unpack(last)
         good = clocks.knows(threads, columns, values)
         if not good.all():
             # A thread's own cp.async into bytes that an earlier one of its own still fills is the same writer.
-            good |= columns == clocks.column[threads] + CP_ASYNC * clocks.cluster_threads
+            good |= columns == column
         if not good.all():
             self.report.race(last, ~good, threads, pieces, origin, "cp.async write", "write")
         self._check_readers(pieces, threads, origin, "cp.async write")
-        column = clocks.column[threads] + CP_ASYNC * clocks.cluster_threads
         shadow.written[pieces] = stamps(column, groups + 1, self.number(origin))
 
     def cp_async_arrived(self, threads: np.ndarray, bars: np.ndarray, groups: np.ndarray) -> None:
@@ -642,13 +775,12 @@ class Tracker(Observer):
         clocks, machine = self.clocks, self.machine
         clocks.clean()
         slots = threads // machine.threads
-        clocks.kinds_in_use.add(CP_ASYNC)
+        columns = clocks.columns_of(CP_ASYNC, threads)
         for bar in np.unique(bars).tolist():
             lanes = bars == bar
             word = self.word(bar // 8)
             clocks.release(word.plane, slots[lanes], threads[lanes])
-            column = clocks.column[threads[lanes]] + CP_ASYNC * clocks.cluster_threads
-            word.plane.sum[slots[lanes], column] = groups[lanes] + 1
+            word.plane.sum[slots[lanes], columns[lanes]] = groups[lanes] + 1
 
     def groups_waited(self, fragment: Fragment, what: str, pending: int | None) -> None:
         threads, engine, clocks = self.threads_of(fragment), self.machine.engine, self.clocks
@@ -659,4 +791,5 @@ class Tracker(Observer):
             return
         self.waited_bulk[threads] = True
         opened = np.maximum(engine.open_group(threads, "bulk") - (pending or 0), 0)
-        clocks.own[BULK_READ, threads] = np.maximum(clocks.own[BULK_READ, threads], opened)
+        for kind in (BULK_READ,) if "reads" in what else (BULK_READ, BULK_WRITTEN):
+            clocks.own[kind, threads] = np.maximum(clocks.own[kind, threads], opened)
