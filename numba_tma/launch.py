@@ -478,7 +478,7 @@ class Launcher:
         zeros = np.zeros(nbytes, np.uint8)
         if variant is None:
             device, read = _SIMULATOR, zeros.view
-            launch = functools.partial(self._simulate, marshalled, stacklevel, made.compiled, zeros)
+            launch = functools.partial(self._simulate, marshalled, stacklevel + 1, made.compiled, zeros)
         else:
             rings = DeviceArray(zeros)
             pointer = rings.__cuda_array_interface__["data"][0]
@@ -492,10 +492,9 @@ class Launcher:
             launch = functools.partial(variant.launch, marshalled)
             if not any(argument.on_host for argument in marshalled):
                 launch = variant.bound(marshalled)
-        traced.launches.append(
-            TracedLaunch(kernel_.__name__, self.grid, self.block, kernel_.shared, plan, made, device, read)
-        )
-        return launch
+        listed = TracedLaunch(kernel_.__name__, self.grid, self.block, kernel_.shared, plan, made, device, read)
+        traced.launches.append(listed)
+        return functools.partial(_launch_listed, launch, listed)
 
     def _simulate(
         self,
@@ -542,6 +541,11 @@ class Launcher:
         for identifier in dict.fromkeys(hazard.identifier for hazard in report.hazards):
             warnings.warn(f"{kernel_.__name__}: {first[identifier]}", HazardWarning, stacklevel)
         return report
+
+
+def _launch_listed(launch: Callable[[], sim.Report | None], listed: TracedLaunch) -> sim.Report | None:
+    """Launch; `listed` holds the memory that the stamps go to, and lives as long as what may launch again."""
+    return launch()
 
 
 # Accepting keywords to refuse them would cost each launch a dictionary; Python's own TypeError names this instead.

@@ -55,7 +55,7 @@ def test_one_buffer_hides_less_than_two(capsys):
         (["kv_stream", "--output", "x.svg"], "several variants are chosen; name a folder"),
         (["kv_stream.tma", "--every", "0"], "--every 0: 1 or more"),
         (["kv_stream.tma", "--overhead"], "it needs a GPU"),
-        (["kv_stream.tma", "--capacity", "1"], "a warp keeps 2 to"),
+        (["kv_stream.tma", "--capacity", "0"], "a warp keeps 1 to"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, says, capsys, tmp_path, monkeypatch):

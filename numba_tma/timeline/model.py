@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 # Kinds of rows.
-WARP, COPY_ROW, TENSOR_ROW, BARRIER_ROW = "warp", "copy engine", "tensor cores", "barrier"
+WARP, COPY_ROW, TENSOR_ROW, BARRIER_ROW, SM_ROW = "warp", "copies", "tensor cores", "barrier", "multiprocessor"
 
 # Kinds of intervals, and what each is.
 COMPUTE = "compute"
@@ -23,6 +23,7 @@ COPY = "copy"
 STORE = "store"
 TENSOR = "tensor"
 PHASE = "phase"
+BUSY = "busy"
 PART = "part"
 MARK = "mark"
 KINDS = {
@@ -35,6 +36,7 @@ KINDS = {
     STORE: "a copy from shared memory is in flight",
     TENSOR: "the tensor cores multiply",
     PHASE: "a phase of an mbarrier",
+    BUSY: "a part of the multiprocessor is busy",
     PART: "a part of the kernel that it names itself",
     MARK: "a moment that the kernel names, or an arrival",
 }
@@ -42,20 +44,22 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the launch and the multiprocessor it ran on."""
+    """A block of the launch and the multiprocessor it ran on; without a number, what all blocks of that share."""
 
-    number: int
+    number: int | None
     multiprocessor: int = 0
 
     @property
     def name(self) -> str:
         """Its name, for people."""
-        return f"block {self.number} on SM {self.multiprocessor}"
+        where = f"SM {self.multiprocessor}"
+        return where if self.number is None else f"block {self.number} on {where}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a block: a warp, the copies for one barrier, the tensor cores, or an mbarrier; `note` says more."""
+    """A row of a block: a warp, the copies for one barrier, the tensor cores, an mbarrier; or a part of the
+    multiprocessor. `note` says more."""
 
     block: Block
     kind: str
@@ -111,7 +115,7 @@ class Timeline:
     @property
     def blocks(self) -> list[Block]:
         """The blocks that have rows, in order."""
-        return list(dict.fromkeys(row.block for row in self.rows))
+        return list(dict.fromkeys(row.block for row in self.rows if row.block.number is not None))
 
     @property
     def span(self) -> tuple[float, float]:
@@ -121,8 +125,9 @@ class Timeline:
         return min(i.start for i in self.intervals), max(i.end for i in self.intervals)
 
     def of(self, blocks: Iterable[Block]) -> Timeline:
-        """The part that concerns these blocks."""
+        """The part that concerns these blocks, and their multiprocessors."""
         wanted = set(blocks)
+        wanted |= {Block(None, block.multiprocessor) for block in wanted}
         return replace(
             self,
             rows=[row for row in self.rows if row.block in wanted],

@@ -25,7 +25,7 @@ Span = tuple[float, float]
 class Hidden:
     """Copy time and its hidden part, in nanoseconds, of a block or a multiprocessor, or summed over several.
 
-    `seen_copy_ns` and `seen_hidden_ns` count only copies whose end is known.
+    `seen_copy_ns` and `seen_hidden_ns` count only copies whose end is known. `computing_ns` is the time of computing.
     """
 
     name: str
@@ -33,11 +33,21 @@ class Hidden:
     hidden_ns: float
     seen_copy_ns: float
     seen_hidden_ns: float
+    computing_ns: float
 
     @property
     def share(self) -> float:
         """Hidden part of the copy time, 0 to 1; NaN if nothing was copied."""
         return self.hidden_ns / self.copy_ns if self.copy_ns else float("nan")
+
+    @property
+    def overlapped(self) -> float:
+        """The same from the other side: the part of the computing during which copies were in flight.
+
+        Where copying takes longer than computing, no more than computing / copying can be hidden; then this tells how
+        near the kernel is to that. NaN if nothing was computed.
+        """
+        return self.hidden_ns / self.computing_ns if self.computing_ns else float("nan")
 
     @property
     def at_least(self) -> float:
@@ -113,13 +123,15 @@ def total(name: str, parts: Iterable[Hidden]) -> Hidden:
         sum(part.hidden_ns for part in parts),
         sum(part.seen_copy_ns for part in parts),
         sum(part.seen_hidden_ns for part in parts),
+        sum(part.computing_ns for part in parts),
     )
 
 
 def _grouped(timeline: Timeline) -> list[tuple[Block, list[Interval]]]:
     groups: dict[Block, list[Interval]] = {block: [] for block in timeline.blocks}
     for interval in timeline.intervals:
-        groups[interval.row.block].append(interval)
+        if interval.row.block in groups:
+            groups[interval.row.block].append(interval)
     return list(groups.items())
 
 
@@ -129,5 +141,10 @@ def _hidden(name: str, intervals: list[Interval]) -> Hidden:
     copying = union((i.start, i.end) for i in copies)
     seen = union((i.start, i.end) for i in copies if i.seen)
     return Hidden(
-        name, length(copying), length(common(copying, computing)), length(seen), length(common(seen, computing))
+        name,
+        length(copying),
+        length(common(copying, computing)),
+        length(seen),
+        length(common(seen, computing)),
+        length(computing),
     )

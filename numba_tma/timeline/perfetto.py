@@ -15,7 +15,8 @@ from .model import MARK, Interval, Row, Timeline
 def trace_events(timeline: Timeline) -> dict[str, Any]:
     """The object to write as JSON: `traceEvents`, and what the trace is of in `otherData`."""
     events: list[dict[str, Any]] = []
-    processes = {block: number for number, block in enumerate(timeline.blocks, 1)}
+    blocks = dict.fromkeys(row.block for row in timeline.rows)
+    processes = {block: number for number, block in enumerate(blocks, 1)}
     threads: dict[Row, tuple[int, int]] = {}
     for block, process in processes.items():
         events.append(_meta("process_name", process, 0, name=f"{timeline.title}, {block.name}"))

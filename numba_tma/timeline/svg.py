@@ -11,7 +11,7 @@ from . import model, overlap
 from .model import Block, Interval, Row, Timeline
 
 _LEFT, _RIGHT, _LEGEND = 190, 24, 80
-_HEIGHTS = {model.WARP: 22, model.COPY_ROW: 17, model.TENSOR_ROW: 17, model.BARRIER_ROW: 15}
+_HEIGHTS = {model.WARP: 22, model.COPY_ROW: 17, model.TENSOR_ROW: 17, model.BARRIER_ROW: 15, model.SM_ROW: 13}
 _GAP = 16  # between kinds of rows
 _LEAST = 0.4  # pixels: what is narrower joins its neighbour
 
@@ -28,6 +28,7 @@ _LOOKS = {
     model.STORE: ("c5", 1.0, "store in flight"),
     model.TENSOR: ("peer", 1.0, "tensor cores"),
     model.PHASE: ("c0", 1.0, "mbarrier, even phase"),
+    model.BUSY: ("c2", 1.0, "busy"),
     model.MARK: ("ink", 0.5, "arrival, or a moment that is named"),
 }
 _CP_ASYNC = ("cp_async", 1.0, "cp.async in flight")
@@ -122,8 +123,9 @@ class _Drawing(Picture):
             self.text(
                 24,
                 54,
-                f"Copying took {_duration(hidden.copy_ns)} of the block's {_duration(whole.span[1] - whole.span[0])}; "
-                f"{hidden.share:.0%}{least} of that was hidden under its own computation.",
+                f"Copying took {_duration(hidden.copy_ns)} of the block's {_duration(whole.span[1] - whole.span[0])}, "
+                f"computing {_duration(hidden.computing_ns)}; {hidden.share:.0%}{least} of the copying was hidden, "
+                f"{hidden.overlapped:.0%} of the computing lay under copies.",
                 "muted",
             )
         for x, y, classes, word in self._words:

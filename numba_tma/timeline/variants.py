@@ -56,7 +56,8 @@ def with_options(case: Case, options: Mapping[str, Any]) -> Case:
 
 
 def table(timelines: Iterable[tuple[str, Timeline]]) -> str:
-    """How much of the copying was hidden, a row for each (name, timeline): by block, and by multiprocessor."""
+    """How much of the copying was hidden, a row for each (name, timeline): times are a block's median, shares are over
+    all blocks, and over all multiprocessors."""
     rows = []
     for name, timeline in timelines:
         blocks = [hidden for hidden in overlap.by_block(timeline) if hidden.copy_ns]
@@ -64,19 +65,27 @@ def table(timelines: Iterable[tuple[str, Timeline]]) -> str:
         if not blocks:
             rows.append([name, len(timeline.blocks)])
             continue
-        copies = [hidden.copy_ns for hidden in blocks]
         rows.append(
             [
                 name,
                 len(blocks),
-                f"{statistics.median(copies) / 1000:,.1f}",
+                f"{statistics.median(hidden.copy_ns for hidden in blocks) / 1000:,.1f}",
+                f"{statistics.median(hidden.computing_ns for hidden in blocks) / 1000:,.1f}",
                 _percent(overlap.total("", blocks)),
-                f"{min(h.share for h in blocks):.0%} … {max(h.share for h in blocks):.0%}",
                 _percent(overlap.total("", multiprocessors)),
+                f"{overlap.total('', blocks).overlapped:.0%}",
             ]
         )
-    headers = ["", "blocks", "copy time of a block, µs", "hidden in the block", "lowest … highest", "hidden on the SM"]
-    return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("left", *["right"] * 5))
+    headers = [
+        "",
+        "blocks",
+        "copying, µs",
+        "computing, µs",
+        "hidden in the block",
+        "on the SM",
+        "computing under copies",
+    ]
+    return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("left", *["right"] * 6))
 
 
 def overhead_table(costs: Iterable[Overhead]) -> str:

@@ -4,15 +4,16 @@ The PTX is what Numba made of the kernel and what GPU and simulator run, so the 
 the instructions at which asynchronous code waits or sets something going. The kernel's Python is the same with and
 without, and a kernel that is not traced has no trace of this.
 
-A record is 8 bytes: the low half of the SM's clock, and a word with the number of the site (12 bits; an odd one ends
-what the even one before began) below a detail (20 bits), such as the shared address of a barrier. Its slot is counted
-in a register. Source of the instructions: PTX ISA; of `%clock` and `%globaltimer`: its section "Special Registers".
+A record is 16 bytes: when something began and ended by the low half of the SM's clock, the number of the site, and a
+detail such as the shared address of a barrier. Its slot is counted in a register. A block barrier has no end there: the
+clock would be read before it blocks (the machine code's BAR.SYNC.DEFER_BLOCKING), and when it ends is known from when
+the last warp came. Source of the instructions: PTX ISA; of `%clock` and `%globaltimer`: "Special Registers" there.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ..compile import Compiled, CompileError, Parameter
@@ -23,8 +24,7 @@ from . import marks
 from .plan import HEADER_BYTES, RECORD_BYTES, Trace
 
 PARAMETER = "numba_tma_trace"
-DETAIL_SHIFT = 12
-DETAIL_MASK = (1 << (32 - DETAIL_SHIFT)) - 1
+SHARED_WINDOW = 1 << 20  # above it, an address says in which block of a cluster, or that it is a generic one
 # Byte offsets in a ring's header.
 BEGIN_TIME, BEGIN_CLOCK, END_TIME, END_CLOCK, COUNT, MULTIPROCESSOR, LANE, SHARED_BASE = 0, 8, 16, 24, 32, 36, 40, 44
 
@@ -34,7 +34,7 @@ class Site:
     """A place in the kernel that leaves records.
 
     Attributes:
-        kind: what happens there, one of the keys of `KINDS`.
+        kind: what happens there, one of `KINDS`.
         name: the instruction, or the name that a mark gives.
         count: of copies that are issued there, or, for a wait on groups, of those that may be incomplete behind it.
         location: the Python line, if the PTX has it.
@@ -48,27 +48,26 @@ class Site:
     line: int = 0
 
 
-# Kind of site: whether it takes time (two records) or is a moment.
-KINDS = {
-    "mbarrier wait": True,
-    "mbarrier arrive": False,
-    "issue to mbarrier": True,
-    "issue in group": True,
-    "bulk commit": False,
-    "bulk wait": True,
-    "cp.async commit": True,
-    "cp.async wait": True,
-    "cp.async arrive": True,
-    "wgmma commit": True,
-    "wgmma wait": True,
-    "block barrier": True,
-    "block barrier arrive": False,
-    "cluster barrier": True,
-    "cluster barrier arrive": False,
-    "grid wait": True,
-    "part": True,
-    "mark": False,
-}
+KINDS = (
+    "mbarrier wait",
+    "mbarrier arrive",
+    "issue to mbarrier",
+    "issue in group",
+    "bulk commit",
+    "bulk wait",
+    "cp.async commit",
+    "cp.async wait",
+    "cp.async arrive",
+    "wgmma commit",
+    "wgmma wait",
+    "block barrier",
+    "block barrier arrive",
+    "cluster barrier",
+    "cluster barrier arrive",
+    "grid wait",
+    "part",
+    "mark",
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def instrument(compiled: Compiled, plan: Trace) -> Instrumented:
         if inside.sites:
             unseen.append(name)
     opening = _opening_line(lines, function)
-    prologue = _prologue(plan, stamps.keepers, SHARED_SYMBOL in module.globals)
+    prologue = _prologue(plan, len(stamps.parts), SHARED_SYMBOL in module.globals)
     text = "\n".join(_woven(lines, stamps, {opening: prologue}))
     text, parameter = _with_parameter(text, compiled)
     traced = replace(
@@ -158,18 +157,17 @@ def _with_label(line: str, clocks: Iterator[int]) -> Iterator[str]:
 
 
 _FLAGS = ("waiting", "copying", "multiplying")
-_PARTS_OF_KEEPER = ("begin", "end", "word")
 
 
-def _prologue(plan: Trace, keepers: Sequence[str], has_shared: bool) -> list[str]:
+def _prologue(plan: Trace, parts: int, has_shared: bool) -> list[str]:
     """Registers, this thread's ring, and the ring's header; runs once."""
-    flags = [*_FLAGS, *(f"{keeper}_kept" for keeper in keepers)]
     lines = [
         "// trace: where this thread's records go",
-        f".reg .pred %trace_ok, {', '.join(f'%trace_{flag}' for flag in flags)};",
-        ".reg .b32 %trace_count, %trace_limit, %trace_most, %trace_clock, %trace_word, %trace_a, %trace_b;",
-        ".reg .b32 %trace_issue, %trace_copy, %trace_multiply, %trace_thread, %trace_block;",
-        *(f".reg .b32 %trace_{keeper}_{part};" for keeper in keepers for part in _PARTS_OF_KEEPER),
+        f".reg .pred %trace_ok, {', '.join(f'%trace_{flag}' for flag in _FLAGS)};",
+        ".reg .b32 %trace_count, %trace_limit, %trace_most, %trace_clock, %trace_a, %trace_b;",
+        ".reg .b32 %trace_begin, %trace_end, %trace_site, %trace_detail;",
+        ".reg .b32 %trace_wait, %trace_issue, %trace_copy, %trace_multiply, %trace_thread, %trace_block;",
+        *(f".reg .b32 %trace_part_{number};" for number in range(parts)),
         ".reg .b64 %trace_ring, %trace_address, %trace_time;",
         *_linear("%trace_block", "%ctaid", "%nctaid"),
         *_linear("%trace_thread", "%tid", "%ntid"),
@@ -199,7 +197,7 @@ def _prologue(plan: Trace, keepers: Sequence[str], has_shared: bool) -> list[str
         "cvta.to.global.u64 %trace_ring, %trace_ring;",
         f"mad.wide.u32 %trace_ring, %trace_b, {plan.ring_bytes}, %trace_ring;",
         "mov.u32 %trace_count, 0;",
-        *(_flag(flag, False) for flag in flags),
+        *(_flag(flag, False) for flag in _FLAGS),
         "setp.ne.u32 %trace_ok, %trace_limit, 0;",
         "mov.u32 %trace_a, %smid;",
         f"mov.u32 %trace_b, {SHARED_SYMBOL if has_shared else 0};",
@@ -259,9 +257,9 @@ class _Run:
 class _Stamps:
     """The lines to put before and behind lines of the PTX, and the sites that they stand for.
 
-    What delays a copy or keeps others waiting delays the kernel. So when a wait, a block barrier or a marked part
-    began and ended is kept in registers, and written when the warp is about to wait again; and copies that are issued
-    together are one pair of records, written behind the last. `keepers` name the groups of registers.
+    What is written down between a wait and the work behind it, or before others are let go on, delays the kernel. So a
+    record is one store of 16 bytes under a predicate, without a branch; copies that are issued together are one record,
+    written behind the last. `parts` are the names of the kernel's own parts.
     """
 
     lines: list[str]
@@ -270,8 +268,7 @@ class _Stamps:
     sites: list[Site] = field(default_factory=list)
     exits: int = 0
     marked: bool = False
-    keepers: list[str] = field(default_factory=lambda: ["wait", "barrier"])
-    _parts: dict[str, str] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
     _numbers: dict[tuple, int] = field(default_factory=dict)
     _labels: int = 0
     # Of the stretch of instructions since the last label or branch:
@@ -288,8 +285,7 @@ class _Stamps:
         for name in {*begun} ^ ended:
             here, lacking = ("begin", "end") if name in begun else ("end", "begin")
             raise CompileError(f"trace.{here}({name!r}) without a trace.{lacking} of that name")
-        self._parts = {name: f"part_{number}" for number, name in enumerate(begun)}
-        self.keepers += self._parts.values()
+        self.parts = [*begun]
         labelled = set(function.labels.values())
         for index, instruction in enumerate(function.body):
             if index in labelled:
@@ -350,7 +346,7 @@ class _Stamps:
             if "arrive" in instruction.modifiers:
                 self._moment(instruction, "block barrier arrive", which)
             else:
-                self._wait(instruction, "block barrier", detail=which)
+                self._block_barrier(instruction, which)
 
     def _mark_of(self, instruction: Instruction) -> tuple[str, str] | None:
         """Kind and name of a mark."""
@@ -365,11 +361,12 @@ class _Stamps:
         self._end_run()
         if kind == "mark":
             self._moment(instruction, "mark", instruction.operands[0], name)
-        elif kind == "begin":
-            keeper = self._parts[name]
-            self._around(instruction, [], [*self._flush(keeper), f"mov.u32 %trace_{keeper}_begin, %clock;"])
+            return
+        begun = f"%trace_part_{self.parts.index(name)}"
+        if kind == "begin":
+            self._around(instruction, [], [f"mov.u32 {begun}, %clock;"])
         else:
-            self._around(instruction, [], _keep(self._parts[name], self._site("part", instruction, name), None))
+            self._around(instruction, [], _record(self._site("part", instruction, name), begun))
 
     def _mbarrier(self, instruction: Instruction) -> None:
         action = instruction.modifiers[0]
@@ -380,12 +377,12 @@ class _Stamps:
             guard = [] if instruction.guard is None else [f"@{_guard(instruction, opposite=True)} bra {behind};"]
             self._around(
                 instruction,
-                [*self._flush(*self.keepers), *_since("waiting", "wait_begin")],
+                _since("waiting", "wait"),
                 # The branch sees to it that the clock is read when the answer is there, and it is yes.
                 [
                     *guard,
                     f"@!{done} bra {behind};",
-                    *_keep("wait", site, instruction.operands[1]),
+                    *_record(site, "%trace_wait", instruction.operands[1]),
                     _flag("waiting", False),
                     f"{behind}:",
                 ],
@@ -422,12 +419,9 @@ class _Stamps:
             run.last,
             [],
             [
-                "mov.u32 %trace_clock, %clock;",
+                "mov.u32 %trace_end, %clock;",
                 *_becomes_recorder(),
-                *_guarded(run.last, _room()),
-                *_word("%trace_word", site, detail),
-                *_pair("%trace_issue", "%trace_clock", "%trace_word"),
-                *_guarded(run.last, ["add.u32 %trace_count, %trace_count, 2;"]),
+                *_guarded(run.last, _write(site, "%trace_issue", detail)),
             ],
         )
 
@@ -438,7 +432,6 @@ class _Stamps:
         if instruction.guard is not None:
             ended = [f"setp.ne.and.u32 %trace_ok, %trace_limit, 0, {_guard(instruction)};"]
         lines = [
-            *self._flush(*self.keepers),
             *ended,
             "and.b32 %trace_a, %trace_thread, 31;",
             f"@%trace_ok st.global.u32 [%trace_ring+{COUNT}], %trace_count;",
@@ -450,59 +443,33 @@ class _Stamps:
     def _moment(self, instruction: Instruction, kind: str, detail: object = None, name: str = "") -> None:
         self._end_run()
         site = self._site(kind, instruction, name)
-        lines = [
-            "mov.u32 %trace_clock, %clock;",
-            *_guarded(instruction, _room()),
-            *_word("%trace_word", site, detail),
-            *_slot(),
-            _store(0, "%trace_clock", "%trace_word"),
-            *_guarded(instruction, ["add.u32 %trace_count, %trace_count, 1;"]),
-        ]
-        self._around(instruction, [], lines)
+        self._around(instruction, [], _guarded(instruction, _record(site, "%trace_end", detail)))
 
-    def _wait(self, instruction: Instruction, kind: str, pending: int = 0, detail: object = None) -> None:
+    def _wait(self, instruction: Instruction, kind: str, pending: int = 0) -> None:
         self._end_run()
-        keeper = "barrier" if kind == "block barrier" else "wait"
-        flushed = ["barrier"] if kind == "block barrier" else self.keepers
-        before = [*self._flush(*flushed), f"mov.u32 %trace_{keeper}_begin, %clock;"]
         site = self._site(kind, instruction, count=pending)
-        self._around(instruction, before, _guarded(instruction, _keep(keeper, site, detail)))
+        self._around(
+            instruction,
+            ["mov.u32 %trace_wait, %clock;"],
+            _guarded(instruction, _record(site, "%trace_wait")),
+        )
+
+    def _block_barrier(self, instruction: Instruction, which: object) -> None:
+        self._end_run()
+        site = self._site("block barrier", instruction)
+        self._around(instruction, _guarded(instruction, _record(site, "%trace_end", which)), [])
 
     def _commit(
         self, instruction: Instruction, kind: str, flag: str, clock: str, barrier: Address | None = None
     ) -> None:
         self._end_run()
         site = self._site(kind, instruction)
-        word = [f"selp.u32 %trace_word, {1 << DETAIL_SHIFT | site}, {site}, %trace_{flag};"]
-        if barrier is not None:
-            word = _word("%trace_word", site, barrier)
-        self._around(
-            instruction,
-            _since(flag, clock)[:2],
-            [
-                "mov.u32 %trace_clock, %clock;",
-                *_guarded(instruction, _room()),
-                *word,
-                *_pair(f"%trace_{clock}", "%trace_clock", "%trace_word"),
-                *_guarded(instruction, ["add.u32 %trace_count, %trace_count, 2;"]),
-                _flag(flag, False),
-            ],
-        )
-
-    def _flush(self, *keepers: str) -> list[str]:
-        """Write what is kept, if anything is."""
-        lines = []
-        for keeper in keepers:
-            behind = self._label()
-            lines += [
-                f"@!%trace_{keeper}_kept bra {behind};",
-                *_room(),
-                *_pair(*(f"%trace_{keeper}_{part}" for part in _PARTS_OF_KEEPER)),
-                "add.u32 %trace_count, %trace_count, 2;",
-                _flag(f"{keeper}_kept", False),
-                f"{behind}:",
-            ]
-        return lines
+        lines = [
+            f"selp.u32 %trace_a, 1, 0, %trace_{flag};",
+            *_guarded(instruction, _record(site, f"%trace_{clock}", barrier or Register("%trace_a", "b32"))),
+            _flag(flag, False),
+        ]
+        self._around(instruction, _since(flag, clock)[:2], lines)
 
     # Bookkeeping.
 
@@ -521,10 +488,8 @@ class _Stamps:
         """The number that stands in the records; unrolled copies of an instruction share it."""
         key = (kind, name or instruction.mnemonic, count, instruction.location)
         if key not in self._numbers:
-            self._numbers[key] = 2 * len(self.sites)
+            self._numbers[key] = len(self.sites)
             self.sites.append(Site(*key, instruction.line))
-        if 2 * len(self.sites) > 1 << DETAIL_SHIFT:
-            raise CompileError(f"more than {1 << (DETAIL_SHIFT - 1)} places to trace in one kernel")
         return self._numbers[key]
 
     def _around(self, instruction: Instruction, before: list[str], behind: list[str]) -> None:
@@ -542,10 +507,6 @@ class _Stamps:
 
 def _flag(name: str, value: bool) -> str:
     return f"setp.{'eq' if value else 'ne'}.u32 %trace_{name}, 0, 0;"
-
-
-def _room() -> list[str]:
-    return ["setp.lt.u32 %trace_ok, %trace_count, %trace_limit;"]
 
 
 def _guarded(instruction: Instruction, lines: list[str]) -> list[str]:
@@ -576,21 +537,31 @@ def _becomes_recorder() -> list[str]:
     ]
 
 
-def _keep(keeper: str, site: int, detail: object) -> list[str]:
-    """Something ends now: remember it until it is flushed."""
+def _record(site: int, begin: str, detail: object = None) -> list[str]:
+    """A record of what ends now and began at `begin`, a register; %trace_end for a moment."""
+    return ["mov.u32 %trace_end, %clock;", *_write(site, begin, detail)]
+
+
+def _write(site: int, begin: str, detail: object) -> list[str]:
+    """A record of what ended at %trace_end."""
     return [
-        f"mov.u32 %trace_{keeper}_end, %clock;",
-        *_word(f"%trace_{keeper}_word", site, detail),
-        f"setp.ne.u32 %trace_{keeper}_kept, %trace_limit, 0;",
+        "setp.lt.u32 %trace_ok, %trace_count, %trace_limit;",
+        f"mov.u32 %trace_begin, {begin};",
+        f"mov.u32 %trace_site, {site};",
+        *_detail("%trace_detail", detail),
+        f"mad.wide.u32 %trace_address, %trace_count, {RECORD_BYTES}, %trace_ring;",
+        f"@%trace_ok st.global.v4.b32 [%trace_address+{HEADER_BYTES}], "
+        "{%trace_begin, %trace_end, %trace_site, %trace_detail};",
+        "add.u32 %trace_count, %trace_count, 1;",
     ]
 
 
-def _word(target: str, site: int, detail: object) -> list[str]:
-    """The site's number below the detail."""
+def _detail(target: str, detail: object) -> list[str]:
+    """A number, or the low half of an address, which is a shared address's offset in the block's window."""
     if detail is None:
-        return [f"mov.u32 {target}, {site};"]
+        return [f"mov.u32 {target}, 0;"]
     if isinstance(detail, Immediate):
-        return [f"mov.u32 {target}, {(int(detail.value) & DETAIL_MASK) << DETAIL_SHIFT | site};"]
+        return [f"mov.u32 {target}, {int(detail.value) & 0xFFFFFFFF};"]
     base, offset = (detail.base, detail.offset) if isinstance(detail, Address) else (detail, 0)
     if isinstance(base, Register) and base.type in ("u64", "b64", "s64"):
         lines = [f"cvt.u32.u64 {target}, {_text(base)};"]
@@ -600,25 +571,9 @@ def _word(target: str, site: int, detail: object) -> list[str]:
         lines = [f"mov.u32 {target}, {_text(base)};"]
     if offset:
         lines.append(f"add.u32 {target}, {target}, {offset};")
-    return [*lines, f"shl.b32 {target}, {target}, {DETAIL_SHIFT};", f"or.b32 {target}, {target}, {site};"]
-
-
-def _slot() -> list[str]:
-    return [f"mad.wide.u32 %trace_address, %trace_count, {RECORD_BYTES}, %trace_ring;"]
-
-
-def _store(slot: int, clock: str, word: str) -> str:
-    return f"@%trace_ok st.global.v2.b32 [%trace_address+{HEADER_BYTES + slot * RECORD_BYTES}], {{{clock}, {word}}};"
-
-
-def _pair(begin: str, end: str, word: str) -> list[str]:
-    """Two records: when something began and when it ended, both read before."""
-    return [
-        *_slot(),
-        _store(0, begin, word),
-        f"or.b32 {word}, {word}, 1;",
-        _store(1, end, word),
-    ]
+    if isinstance(detail, Address):
+        lines.append(f"and.b32 {target}, {target}, {SHARED_WINDOW - 1};")
+    return lines
 
 
 def _since(flag: str, clock: str) -> list[str]:

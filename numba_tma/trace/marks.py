@@ -77,7 +77,7 @@ def end(typingctx, name):
 
 @intrinsic
 def mark(typingctx, name, value):
-    """A moment called `name` (a literal), with an integer of which the timeline shows the low 20 bits."""
+    """A moment called `name` (a literal), with an integer of which the timeline shows the low 32 bits."""
     text = _literal_name("mark", name)
     if not isinstance(value, types.Integer):
         raise TypingError(f"trace.mark({text!r}, …): the value must be an integer; found {value}")

@@ -6,7 +6,7 @@ import operator
 from dataclasses import dataclass
 
 HEADER_BYTES = 64
-RECORD_BYTES = 8
+RECORD_BYTES = 16
 _MOST_BYTES = 1 << 30
 
 
@@ -15,7 +15,7 @@ class Trace:
     """Which blocks of a launch keep records, and how many.
 
     Attributes:
-        capacity: records that a warp keeps; a wait takes two. Those that come later are counted and dropped.
+        capacity: records that a warp keeps. Those that come later are counted and dropped.
         blocks: linear numbers of the blocks to trace, a `range`; None for all.
         multiprocessors: trace only blocks that run on these, a `range` of SM numbers; None for all.
 
@@ -30,8 +30,8 @@ class Trace:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "capacity", operator.index(self.capacity))
-        if not 2 <= self.capacity <= 1 << 24:
-            raise ValueError(f"Trace: capacity {self.capacity}; a warp keeps 2 to {1 << 24:,} records")
+        if not 1 <= self.capacity <= 1 << 24:
+            raise ValueError(f"Trace: capacity {self.capacity}; a warp keeps 1 to {1 << 24:,} records")
         for name in ("blocks", "multiprocessors"):
             chosen = getattr(self, name)
             if chosen is None:
@@ -43,8 +43,8 @@ class Trace:
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of one warp's header and records; one record more than `capacity`, for a pair that begins last."""
-        return (HEADER_BYTES + RECORD_BYTES * (self.capacity + 1) + 15) // 16 * 16
+        """Bytes of one ring: header and records."""
+        return HEADER_BYTES + RECORD_BYTES * self.capacity
 
     def traced_blocks(self, blocks: int) -> range:
         """The linear numbers, of a grid of so many blocks, for which there are rings."""

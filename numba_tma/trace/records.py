@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from . import instrument
-from .instrument import DETAIL_SHIFT, Site
+from .instrument import Site
 from .plan import HEADER_BYTES, RECORD_BYTES, Trace
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something at one site: from `start` to `end` in nanoseconds, equal for a moment; `detail` is the site's."""
+    """Something at one site: from `start` to `end` in nanoseconds, equal for a moment; `detail` is the site's.
+
+    A block barrier has its start alone: it ends when the last warp has come.
+    """
 
     site: Site
     start: float
@@ -65,7 +68,7 @@ _HEADER = np.dtype(
         "itemsize": HEADER_BYTES,
     }
 )
-_RECORD = np.dtype([("clock", "u4"), ("word", "u4")])
+_RECORD = np.dtype([("begin", "u4"), ("end", "u4"), ("site", "u4"), ("detail", "u4")])
 
 
 def read(buffer: np.ndarray, plan: Trace, sites: Sequence[Site], blocks: int, threads: int) -> list[WarpTrace]:
@@ -104,7 +107,7 @@ def read(buffer: np.ndarray, plan: Trace, sites: Sequence[Site], blocks: int, th
             kept = min(count, plan.capacity)
             trace.dropped += count - kept
             body = rings[i, warp, which, HEADER_BYTES : HEADER_BYTES + kept * RECORD_BYTES]
-            events = list(_events(body.copy().view(_RECORD), sites, int(header["begin_clock"]), clocks))
+            events = _events(body.copy().view(_RECORD), sites, int(header["begin_clock"]), clocks)
             trace.events += events if which == 0 else _not_in(trace.events, events)
         trace.events.sort(key=lambda event: (event.end, event.start))
         found.append(trace)
@@ -129,23 +132,21 @@ def _not_in(first: Sequence[Event], second: Sequence[Event]) -> list[Event]:
     ]
 
 
-def _events(records: np.ndarray, sites: Sequence[Site], begin_clock: int, clocks) -> Iterable[Event]:
-    # Only the low half of the clock is kept: how far each reading is behind the one before restores the rest.
-    low = records["clock"]
+def _events(records: np.ndarray, sites: Sequence[Site], begin_clock: int, clocks) -> list[Event]:
+    # Only the low half of the clock is kept: how far each reading is from the one before restores the rest.
+    low = np.stack([records["begin"], records["end"]], axis=1).reshape(-1)
     previous = np.concatenate([np.array([begin_clock & 0xFFFFFFFF], np.uint32), low[:-1]])
-    steps = (low - previous).astype(np.int32).astype(np.int64)  # a pair's first may lie before the record before it
-    ticks = begin_clock + np.cumsum(steps)
-    open_since: int | None = None
-    for tick, word in zip(ticks.tolist(), records["word"].tolist(), strict=True):
-        number, detail = word & ((1 << DETAIL_SHIFT) - 1), word >> DETAIL_SHIFT
-        site = sites[number // 2]
-        if not instrument.KINDS[site.kind]:
-            yield Event(site, clocks(tick), clocks(tick), detail)
-        elif number % 2 == 0:
-            open_since = tick
-        elif open_since is not None:
-            yield Event(site, clocks(open_since), clocks(tick), detail)
-            open_since = None
+    ticks = begin_clock + np.cumsum((low - previous).astype(np.int32), dtype=np.int64)
+    return [
+        Event(sites[site], clocks(begin), clocks(end), detail)
+        for begin, end, site, detail in zip(
+            ticks[::2].tolist(),
+            ticks[1::2].tolist(),
+            records["site"].tolist(),
+            records["detail"].tolist(),
+            strict=True,
+        )
+    ]
 
 
 class _Clocks:

@@ -96,10 +96,14 @@ def test_the_last_to_arrive_ends_a_phase():
 
 
 def test_who_came_last_at_a_block_barrier():
-    timeline = of_trace(Made([(BAR, 100, 400, 0), (BAR, 600, 700, 0)], [(BAR, 395, 400, 0), (BAR, 500, 700, 0)]))
-    details = {(i.row.name, i.start): i.detail for i in timeline.intervals if i.kind == model.BARRIER}
-    assert details["warp 0", 100] == "warp 1 came last" and details["warp 1", 395] == ""
-    assert details["warp 1", 500] == "warp 0 came last"
+    timeline = of_trace(Made([(BAR, 100, 100, 0), (BAR, 600, 600, 0)], [(BAR, 395, 395, 0), (BAR, 500, 500, 0)]))
+    details = {(i.row.name, i.start, i.end): i.detail for i in timeline.intervals if i.kind == model.BARRIER}
+    assert details == {
+        ("warp 0", 100, 395): "warp 1 came last",
+        ("warp 1", 395, 395): "",
+        ("warp 1", 500, 600): "warp 0 came last",
+        ("warp 0", 600, 600): "",
+    }
     assert [(f.source.name, f.target.name) for f in timeline.flows] == [("warp 1", "warp 0"), ("warp 0", "warp 1")]
 
 

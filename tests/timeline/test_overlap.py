@@ -42,7 +42,7 @@ def test_all_is_hidden_where_computing_covers_it():
 
 def test_copies_at_once_count_once():
     hidden = only(timeline(("a", "copy", 0, 60), ("b", "copy", 30, 100), ("w", "compute", 50, 80)))
-    assert (hidden.copy_ns, hidden.hidden_ns) == (100, 30)
+    assert (hidden.copy_ns, hidden.hidden_ns, hidden.computing_ns, hidden.overlapped) == (100, 30, 30, 1)
 
 
 def test_a_block_computes_while_one_of_its_warps_does():
@@ -100,9 +100,9 @@ def test_nothing_copied_is_no_share():
 
 
 def test_sums_over_blocks():
-    parts = [overlap.Hidden("a", 100, 50, 100, 50), overlap.Hidden("b", 300, 30, 100, 10)]
+    parts = [overlap.Hidden("a", 100, 50, 100, 50, 80), overlap.Hidden("b", 300, 30, 100, 10, 40)]
     whole = overlap.total("both", parts)
-    assert (whole.copy_ns, whole.share, whole.at_least) == (400, 0.2, 0.3)
+    assert (whole.copy_ns, whole.share, whole.at_least, whole.overlapped) == (400, 0.2, 0.3, 80 / 120)
 
 
 def random_spans(rng, count):
