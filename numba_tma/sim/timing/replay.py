@@ -360,8 +360,7 @@ class Replay:
             if barrier.missing > 0:
                 barrier.waiting.append((warp, op))
                 return False
-            if barrier.time > warp.now:
-                self._pass(warp, op, barrier)
+            self._pass(warp, op, barrier)
         return True
 
     def _arrive(self, warp: _Warp, op: Op, note: Any) -> bool:
