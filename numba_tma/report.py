@@ -17,13 +17,15 @@ _UNITS = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms"))
 
 
 def table(records: Sequence[Record]) -> str:
-    """The run as a table: times and rates for a GPU, instructions and bytes by engine for the simulator."""
+    """The run as a table: times and rates for a GPU; instructions, bytes by engine and, where the model was asked, its
+    times for the simulator."""
     on_gpu = any(record.backend == "gpu" for record in records)
+    modelled = any(record.modelled_seconds is not None for record in records)
     headers = ["problem", "variant", "moved by", "shape", "dtype", "correct", "error"]
     headers += (
         ["time", "GB/s", "TFLOP/s", "of device copy", "vs baseline"]
         if on_gpu
-        else ["warp instructions", "bytes moved, by engine", "hazards"]
+        else ["warp instructions", "bytes moved, by engine", "hazards", *(["modelled time"] if modelled else [])]
     )
     rows = []
     for record in records:
@@ -50,6 +52,7 @@ def table(records: Sequence[Record]) -> str:
                 "" if record.instructions is None else f"{record.instructions:,}",
                 "\n".join(engines),
                 len(record.hazards) or "",
+                *([seconds(record.modelled_seconds)] if modelled else []),
             ]
         rows.append(row)
     return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)

@@ -50,6 +50,8 @@ class Record:
     ratio_to_peer: float | None = None
     instructions: int | None = None
     bytes_moved: dict[str, int] = field(default_factory=dict)
+    modelled_seconds: float | None = None
+    model: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as the JSON file keeps them."""
@@ -67,11 +69,12 @@ def run_case(
     device_copy_rate: float | None = None,
     repeats: int = 30,
     schedules: int = 1,
+    model: bool = False,
 ) -> Iterator[Record]:
     """Run the variants of one case; records come one by one in the simulator, together after timing on a GPU.
 
     `schedules` is how many of the simulator's orders of copies and warps to try; the check of a variant ends with the
-    first that goes wrong.
+    first that goes wrong. `model` asks the simulator for its model of time, under the first of the orders.
     """
     variants = [variant for variant in variants if variant.name not in case.without]
     rng = np.random.default_rng(seed)
@@ -79,10 +82,12 @@ def run_case(
     expected = problem.reference(host, case)
     if backend == "sim":
         for variant in variants:
-            for schedule in launch.sim.first_schedules(schedules, seed):
-                record = _simulated(problem, case, variant, host, expected, schedule)
-                if not record.ok:
-                    break
+            orders = launch.sim.first_schedules(schedules, seed)
+            first = record = _simulated(problem, case, variant, host, expected, {**orders[0], "model": model})
+            for schedule in orders[1:]:
+                if record.ok:
+                    record = _simulated(problem, case, variant, host, expected, schedule)
+            record.modelled_seconds, record.model = first.modelled_seconds, first.model
             yield record
         return
     records, launches = [], {}
@@ -140,7 +145,7 @@ def _simulated(
     schedule: Mapping[str, Any],
 ) -> Record:
     record = _record(problem, case, variant, "sim", SIMULATOR)
-    under = f" ({launch.sim.named(schedule)})" if len(schedule) > 1 else ""
+    under = f" ({launch.sim.named(schedule)})" if "warp_order" in schedule or schedule["policy"] != "fifo" else ""
     for name in problem.outputs:
         _poison(host[name])
     try:
@@ -158,6 +163,8 @@ def _simulated(
     wrong = [hazard for hazard in report.hazards if getattr(hazard, "severity", "error") == "error"]
     if wrong and record.ok:
         record.ok, record.reason = False, f"right, but by luck: {wrong[0]}"
+    if report.model is not None:
+        record.modelled_seconds, record.model = report.model.seconds, report.model.as_dict()
     record.instructions = report.instructions
     record.bytes_moved = {kind: count for kind, count in report.bytes.items() if count}
     return record

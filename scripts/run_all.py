@@ -24,6 +24,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--schedules", type=int, default=1, metavar="N", help="in the simulator: orders of copies and warps to try"
     )
+    parser.add_argument("--model", action="store_true", help="in the simulator: times that its model of an H200 gives")
     return parser.parse_args(arguments)
 
 
@@ -56,6 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.schedules > 1 and backend == "gpu":
         print("run_all: --schedules: a GPU has one order, its own; use --backend sim", file=sys.stderr)
         return 2
+    if options.model and backend == "gpu":
+        print("run_all: --model: a GPU is measured, not modelled; use --backend sim", file=sys.stderr)
+        return 2
     if options.json and (options.json.is_dir() or (options.json.parent.exists() and not options.json.parent.is_dir())):
         print(f"run_all: --json {options.json}: no file can be written there", file=sys.stderr)
         return 2
@@ -78,7 +82,14 @@ def main(arguments: list[str] | None = None) -> int:
                 shape = "×".join(map(str, case.shape))
                 started = time.perf_counter()
                 for record in suite.run_case(
-                    problem, case, variants, backend, seed=seed, device_copy_rate=rate, schedules=options.schedules
+                    problem,
+                    case,
+                    variants,
+                    backend,
+                    seed=seed,
+                    device_copy_rate=rate,
+                    schedules=options.schedules,
+                    model=options.model,
                 ):
                     records.append(record)
                     verdict = "ok" if record.ok else "skipped" if record.skipped else "FAILED"

@@ -137,3 +137,12 @@ def test_quick_run_on_the_gpu(tmp_path):
     for record in json.loads(out.read_text()):
         assert record["ok"] and record["backend"] == "gpu" and record["seconds"] > 0 and record["gb_per_s"] > 0
         assert record["circumstances"]["device"] == record["device"]
+
+
+def test_modelled_times(tmp_path):
+    out = tmp_path / "results.json"
+    done = run("--backend", "sim", "--quick", "--only", "kv_stream.tma", "--model", "--json", str(out))
+    assert done.returncode == 0 and "modelled time" in done.stdout
+    for record in json.loads(out.read_text()):
+        assert record["seconds"] is None and 1e-6 < record["modelled_seconds"] < 1e-4
+        assert record["model"]["machine_code"] and record["model"]["stalls"]
