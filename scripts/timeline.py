@@ -75,9 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = {name: _value(name, text) for name, text in options.set}
         plan = Trace(options.capacity, multiprocessors=range(0, 4096, options.every) if options.every > 1 else None)
         for problem, found in chosen:
-            case = variants.with_options(
-                _case(problem.cases["quick" if backend == "sim" else "default", backend], options.case), settings
-            )
+            case = variants.with_options(_case(problem.cases["default", backend], options.case), settings)
             arrays = variants.inputs(problem, case, backend)
             shown: list[tuple[str, Timeline]] = []
             for variant in found:

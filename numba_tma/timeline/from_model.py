@@ -2,14 +2,15 @@
 
 The model says when warps run and what they wait for, when copies are in flight and barriers complete. It knows every
 end, and no marks. So a warp is taken to compute when it does not wait for copies, groups or barriers, from its first
-wait for copies on; what it waits for on the way, such as shared memory, belongs to that. Where a block copies by its
-threads, it does so between two block barriers between which its warps wait for global memory.
+wait for copies on; what it waits for on the way, such as shared memory, belongs to that, and so does issuing cp.async.
+Where a block copies by its threads, it does so between two block barriers between which its warps wait for global
+memory.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 from ..sim.timing import Interval as Modelled
@@ -23,10 +24,13 @@ _OF_BLOCK = re.compile(r"SM (\d+)/block (\d+)/(.+)")
 _OF_SM = re.compile(r"SM (\d+)/(.+)")
 # Reasons of waits that are no part of computing: for copies, and for other warps.
 _COPIES = ("mbarrier", "cp.async groups", "bulk groups")
-_PRODUCTS = "tensor core: its wgmma groups"
+_PRODUCTS = "its wgmma groups"
 _OTHERS = ("block barrier", "cluster barrier")
 _LOADS = "global memory"
-_BY_WARP = re.compile(r"(?:completed by )?warp (\d+) at")
+_BY_WARP = re.compile(r"warp (\d+) at")
+_GROUP = re.compile(r"cp\.async group of warp (\d+)")
+# What a wait says of itself: "mbarrier at kernel.py:12 (mbarrier.try_wait) on mbarrier full[0], completed by …".
+_WAIT = re.compile(r"(.+?)(?: at ([^()]*\([^()]*\)))?(?: on (.*))?")
 
 
 def of_model(modelled: Model, title: str) -> Timeline:
@@ -63,11 +67,11 @@ class _Adder:
         numbers = sorted(int(name.split()[1]) for name in rows if name.startswith("warp "))
         self.warps = {number: rows[f"warp {number}"] for number in numbers}
         self.phases = {name: own for name, own in rows.items() if own[0].kind == "phase"}
-        self.flights = [i for own in rows.values() for i in own if i.kind == "flight"]
+        self.flights = rows.get("copies", [])
         every = [interval for own in self.warps.values() for interval in own]
         self.awaits_copies = any(_waits(interval, *_COPIES) for interval in every)
         self.start = min(interval.start for interval in every)
-        self.warp_rows = {n: Row(block, model.WARP, f"warp {n}", self._role(own)) for n, own in self.warps.items()}
+        self.warp_rows = {n: Row(block, model.WARP, f"warp {n}", self._role(n, own)) for n, own in self.warps.items()}
 
     def add(self) -> None:
         """Add it all: warps above, then copies, tensor cores and barriers."""
@@ -90,10 +94,11 @@ class _Adder:
     def _put(self, row: Row, span: Span, kind: str, name: str, detail: str = "") -> None:
         self.timeline.intervals.append(Interval(row, *span, kind, name, detail))
 
-    def _role(self, intervals: Sequence[Modelled]) -> str:
+    def _role(self, number: int, intervals: Sequence[Modelled]) -> str:
+        issues = any(f"the copy of warp {number} at" in flight.detail for flight in self.flights)
         if any(_waits(interval, "mbarrier") and _is_copy(interval) for interval in intervals):
-            return "consumer"
-        if any(_waits(interval, "mbarrier") for interval in intervals):
+            return "issues, computes" if issues else "consumer"
+        if issues:
             return "producer"
         return "copies, computes" if any(_waits(i, "cp.async groups", _LOADS) for i in intervals) else ""
 
@@ -102,16 +107,18 @@ class _Adder:
         met: list[Span] = []
         for interval in intervals:
             span = (interval.start, interval.end)
-            if _waits(interval, *_COPIES) or interval.detail == _PRODUCTS:
+            reason, place, on = _told(interval)
+            if _waits(interval, *_COPIES) or on == _PRODUCTS:
                 busy.append(span)
-                what, _, rest = interval.detail.partition(": ")
-                name = _short(rest.split(",")[0]) if what == "mbarrier" else what
-                self._put(row, span, model.WAIT, f"wait {name}", rest)
+                name = _short(on.split(",")[0]) if reason == "mbarrier" else reason
+                self._put(row, span, model.WAIT, f"wait {name}", f"at {place}: {on}")
             elif _waits(interval, *_OTHERS):
                 busy.append(span)
                 met.append(span)
-                what, _, last = interval.detail.partition(": ")
-                self._put(row, span, model.BARRIER, what, f"{last} came last" if last else "")
+                self._put(row, span, model.BARRIER, reason, f"{on} came last" if on else "")
+        for span in self._issues(row, intervals):
+            busy.append(span)
+            self._put(row, span, model.ISSUE, "issue")
         first, last = intervals[0].start, intervals[-1].end
         loads = [] if self.awaits_copies else _loading(intervals, met, first, last)
         for span in loads:
@@ -125,21 +132,38 @@ class _Adder:
             if span[1] - span[0] >= SHORTEST_COMPUTE_NS:
                 self._put(row, span, model.COMPUTE, "compute")
 
+    def _issues(self, row: Row, intervals: Sequence[Modelled]) -> list[Span]:
+        """From when a warp goes on after a wait to when the copies are on their way that it then asks for."""
+        by = re.compile(rf"\b{row.name} at\b")
+        asked = [flight.start for flight in self.flights if by.search(flight.detail)]
+        ends = [interval.end for interval in intervals if _waits(interval, *_COPIES, *_OTHERS)]
+        found: dict[float, float] = {}
+        for time in asked:
+            place = bisect_right(ends, time)
+            since = ends[place - 1] if place else intervals[0].start
+            found[since] = max(found.get(since, since), time)
+        return union(found.items())
+
     def _add_flights(self) -> None:
-        """What the model says of copies that no mbarrier counts: cp.async, and stores."""
-        uncounted = [i for i in self.flights if "cp.async group" in i.detail or "bytes out" in i.detail]
-        for kind, name, own in (
-            (model.COPY, "cp.async", [i for i in uncounted if "bytes out" not in i.detail]),
-            (model.STORE, "stores", [i for i in uncounted if "bytes out" in i.detail]),
-        ):
-            lanes = lanes_of([(i.start, i.end) for i in own])
+        """Copies that no mbarrier counts: groups of cp.async, and stores."""
+        together: dict[int, list[Modelled]] = {}  # the warps' first, second, … groups are shown as one
+        turns: dict[str, int] = {}
+        for flight in self.flights:
+            group = _GROUP.match(flight.detail)
+            if group:
+                turn = turns[group[1]] = turns.get(group[1], -1) + 1
+                together.setdefault(turn, []).append(flight)
+        groups = [(min(i.start for i in own), max(i.end for i in own)) for own in together.values()]
+        stores = [(i.start, i.end) for i in self.flights if "bytes out" in i.detail]
+        for kind, name, spans in ((model.COPY, "cp.async", groups), (model.STORE, "stores", stores)):
+            lanes = lanes_of(spans)
             rows = [Row(self.block, model.COPY_ROW, f"{name} {lane}") for lane in range(max(lanes, default=-1) + 1)]
             self.timeline.rows += rows
-            for interval, lane in zip(own, lanes, strict=True):
-                self._put(rows[lane], (interval.start, interval.end), kind, name, interval.detail)
+            for number, (span, lane) in enumerate(zip(spans, lanes, strict=True)):
+                self._put(rows[lane], span, kind, f"{name} {number}")
 
     def _add_products(self) -> None:
-        spans = union((i.start, i.end) for own in self.warps.values() for i in own if i.detail == _PRODUCTS)
+        spans = union((i.start, i.end) for own in self.warps.values() for i in own if _told(i)[2] == _PRODUCTS)
         if spans:
             row = Row(self.block, model.TENSOR_ROW, "tensor cores, awaited")
             self.timeline.rows.append(row)
@@ -176,18 +200,26 @@ class _Adder:
                     self.timeline.flows.append(Flow(source, end, self.warp_rows[number], wait.end, what))
 
     def _barrier_of(self, wait: Modelled) -> str:
+        on = _told(wait)[2]
         if _waits(wait, "mbarrier"):
-            return wait.detail.partition(": ")[2].split(",")[0]
+            return on.split(",")[0]
         if _waits(wait, "block barrier"):
-            place = wait.detail.partition(": ")[2]
             for name, phases in self.phases.items():
-                if name.startswith("barrier ") and any(p.detail == place and p.end <= wait.end for p in phases):
+                if name.startswith("barrier ") and any(p.detail == on and p.end <= wait.end for p in phases):
                     return name
         return ""
 
 
+def _told(interval: Modelled) -> tuple[str, str, str]:
+    """Reason, place and object of a wait."""
+    if interval.kind != "wait":
+        return "", "", ""
+    reason, place, on = _WAIT.fullmatch(interval.detail).groups("")
+    return reason, place, on
+
+
 def _waits(interval: Modelled, *reasons: str) -> bool:
-    return interval.kind == "wait" and interval.detail.split(":")[0] in reasons
+    return _told(interval)[0] in reasons
 
 
 def _is_copy(interval: Modelled) -> bool:

@@ -15,6 +15,7 @@ from ..device_array import DeviceArray
 from ..kernels.problem import Case, Problem, Variant
 from ..trace import Trace
 from . import overlap
+from .from_model import of_model
 from .from_trace import of_trace
 from .model import Timeline
 
@@ -32,20 +33,25 @@ def timeline_of(
 ) -> Timeline:
     """Run a variant on its arrays and tell what it did when.
 
-    On a GPU it runs twice, and the second launch is the one that is shown: the first may find the GPU's clock low.
+    On a GPU it is traced by `plan`. It runs twice, and the second launch is the one that is shown: the first may find
+    the GPU's clock low. In the simulator the times are those of its model, which plays the blocks of one SM.
 
     Raises:
         LaunchError: the GPU cannot run it.
         ValueError: the plan would take too much memory.
     """
+    title = f"{problem.name}.{variant.name} {'×'.join(map(str, case.shape))}"
+    if backend == "sim":
+        with launch.use_backend("sim", model=True):
+            report = variant.bind(arrays, **case.options_of(variant.name))()
+        return of_model(report.model, title)
     with launch.use_backend(backend), launch.tracing(plan) as traced:
         run = variant.bind(arrays, **case.options_of(variant.name))
-        run()
-        if backend == "gpu":
-            driver.synchronize()
+        for _ in range(2):
             run()
+            driver.synchronize()
     timeline = of_trace(traced.launches[0])
-    timeline.title = f"{problem.name}.{variant.name} {'×'.join(map(str, case.shape))}"
+    timeline.title = title
     return timeline
 
 
