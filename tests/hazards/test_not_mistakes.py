@@ -111,6 +111,45 @@ def remote_arrive(x_map, out):
     ptx.barrier_cluster_wait()
 
 
+cluster_smem = Shared(tile=Tiles(2, (16, 32), float32), full=Barriers(2), empty=Barriers(2))
+
+
+@kernel(threads=64, shared=cluster_smem, cluster=2)
+def a_ring_that_two_blocks_fill(x_map, out):
+    """Each block fetches half a tile for both, and hands stages back to both: a peer's arrival is ordered after the end
+    of the phase before through the copy that the peer's producer issued after it."""
+    thread = cuda.threadIdx.x
+    rank = ptx.cluster_ctarank()
+    if thread == 0:
+        for stage in range(2):
+            ptx.mbarrier_init(cluster_smem.full[stage], 1)
+            ptx.mbarrier_init(cluster_smem.empty[stage], 2)
+        ptx.fence_mbarrier_init()
+    ptx.barrier_cluster_arrive()
+    ptx.barrier_cluster_wait()
+    total = float32(0)
+    for step in range(8):
+        stage, phase = step % 2, step // 2 % 2
+        if thread == 0:
+            bar = cluster_smem.full[stage]
+            mbarrier_wait(cluster_smem.empty[stage], phase ^ 1)
+            ptx.mbarrier_arrive_expect_tx(bar, 2048)
+            half = uint32(ptx.shared_address(cluster_smem.tile[stage]) + rank * uint32(1024))
+            ptx.cp_async_bulk_tensor_2d_shared_global_multicast(half, x_map, 0, rank * uint32(8), bar, 3)
+        elif thread >= 32:
+            mbarrier_wait(cluster_smem.full[stage], phase)
+            total += cluster_smem.tile[stage][15, thread - 32]
+            cuda.syncwarp()
+            if thread < 34:
+                peer = ptx.mapa_shared_cluster(cluster_smem.empty[stage], thread - 32)
+                ptx.fence_proxy_async()
+                ptx.mbarrier_arrive_shared_cluster(peer)
+    if thread >= 32 and rank == 0:
+        out[thread - 32] = total
+    ptx.barrier_cluster_arrive()
+    ptx.barrier_cluster_wait()
+
+
 KERNELS = {
     fresh_barrier_with_parity_1: 1,
     several_copies_one_expect: 32,
@@ -119,7 +158,9 @@ KERNELS = {
     a_group_for_each_of_two_stages: 32,
     proxy_fence_for_the_init: 32,
     remote_arrive: 32,
+    a_ring_that_two_blocks_fill: 8 * 32,
 }
+BOXES = {a_ring_that_two_blocks_fill: (8, 32)}
 
 
 @pytest.mark.parametrize("function", KERNELS, ids=lambda function: function.__name__)
@@ -127,8 +168,7 @@ def test_is_clean(function):
     for schedule in sim.schedules(random=4):
         out = np.zeros(32, np.float32)
         with use_backend("sim", **schedule):
-            report = function[2 if function is remote_arrive else 1](
-                TensorMap(np.ones((16, 32), np.float32), (16, 32)), out
-            )
+            x_map = TensorMap(np.ones((16, 32), np.float32), BOXES.get(function, (16, 32)))
+            report = function[function.cluster[0]](x_map, out)
         assert not report.hazards, f"{schedule}: {[str(hazard) for hazard in report.hazards]}"
         assert out.sum() == KERNELS[function]

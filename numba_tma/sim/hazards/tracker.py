@@ -657,6 +657,8 @@ class Tracker(Observer):
             word.issued[slot] += nbytes if signalled is None else signalled
             self.ends.copy(slot, int(word.column[slot]), int(word.phases[slot]) + 1, origin, thread)
             word.last_copy[slot] = origin
+            if slot != own:
+                self._tell_phases(word, slot, thread)
             if not word.wrong[slot]:
                 pending = int(self.machine.barrier_memory.words[slot * self._row + word.word]) & 0xFFFFF
                 if not self._after_last_phase(word, slot, thread):
@@ -680,6 +682,19 @@ class Tracker(Observer):
             column, phase = word.column[targets[0]], word.phases[targets[0]] + 1
             shadow.in_use[shadow.engine] = 1
             shadow.read[shadow.engine, span] = stamps(column, phase, number)
+
+    def _tell_phases(self, word: BarrierWord, slot: int, thread: int) -> None:
+        """A copy to a peer is issued after the phases that its thread has waited for, and completes one after them.
+
+        So whoever waits for that knows them to be over: a ring whose stages are filled by several blocks rests on it.
+        It is told of barriers without copies alone; what others wrote, a wait of one's own has to make visible.
+        """
+        known = self.clocks.row(int(self.clocks.known[thread]))
+        to = word.plane.sum[slot]
+        for other in self.words.values():
+            if not other.last_copy:
+                columns = other.column[: self.machine.cluster_size]
+                to[columns] = np.maximum(to[columns], known[columns])
 
     def copy_from_shared(
         self,
