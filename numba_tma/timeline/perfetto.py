@@ -7,6 +7,8 @@ Source: "Trace Event Format" (the format's description by the Chromium project).
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 from .model import MARK, Interval, Row, Timeline
@@ -30,18 +32,38 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
         events.append(_meta("thread_sort_index", process, thread, sort_index=thread))
     for interval in timeline.intervals:
         events.append(_slice(interval, *threads[interval.row]))
+    slices: dict[Row, list[tuple[float, float]]] = {}
+    for interval in timeline.intervals:
+        if interval.kind != MARK and interval.start < interval.end:
+            slices.setdefault(interval.row, []).append((interval.start, interval.end))
+    for spans in slices.values():
+        spans.sort()
     for number, flow in enumerate(timeline.flows, 1):
+        start = _within(slices.get(flow.source, []), flow.start)
+        end = _within(slices.get(flow.target, []), flow.end)
+        if start is None or end is None:
+            continue
         common = {"name": flow.name, "cat": "waits for", "id": number}
         process, thread = threads[flow.source]
-        events.append({**common, "ph": "s", "ts": _microseconds(flow.start), "pid": process, "tid": thread})
+        events.append({**common, "ph": "s", "ts": _microseconds(min(start, end)), "pid": process, "tid": thread})
         process, thread = threads[flow.target]
         # "e": it ends in the slice that is open then, not in the next.
-        events.append({**common, "ph": "f", "bp": "e", "ts": _microseconds(flow.end), "pid": process, "tid": thread})
+        events.append({**common, "ph": "f", "bp": "e", "ts": _microseconds(end), "pid": process, "tid": thread})
     return {
         "traceEvents": events,
         "displayTimeUnit": "ns",
         "otherData": {"kernel": timeline.title, "device": timeline.device, "notes": "; ".join(timeline.notes)},
     }
+
+
+def _within(spans: Sequence[tuple[float, float]], time: float) -> float | None:
+    """A time within the slice that ends at `time` or is open then, or else the last before: viewers tie a flow to the
+    slice that is open at its end points, and one that ends there no longer is. None if there is no such slice."""
+    place = bisect_left(spans, (time, time))
+    if not place:
+        return None
+    start, end = spans[place - 1]
+    return min(time, end - min(1.0, (end - start) / 2))
 
 
 def _slice(interval: Interval, process: int, thread: int) -> dict[str, Any]:

@@ -111,11 +111,13 @@ def test_a_producer_and_its_consumers():
             (WARP(1), 810, 1200, "run"),
             ("SM 0/block 5/mbarrier full[0]", 10, 490, "phase", COPIED(1)),
             ("SM 0/block 5/mbarrier empty[0]", 800, 800, "phase", "warp 0 at k.py:9 (mbarrier.arrive)"),
+            ("SM 0/block 5/copies", 1190, 1700, "flight", f"8192 bytes in, to mbarrier full[0], {COPIED(1)}"),
         ),
         "made",
     )
     assert [row.note for row in timeline.rows if row.kind == model.WARP] == ["consumer", "producer"]
     assert spans(timeline, model.COMPUTE) == [(500, 800)]
+    assert spans(timeline, model.ISSUE, "warp 1") == [(810, 1190)]
     arrived = [flow for flow in timeline.flows if flow.name == "arrived at empty[0]"]
     assert [(flow.source.name, flow.start, flow.target.name) for flow in arrived] == [("warp 0", 800, "warp 1")]
 

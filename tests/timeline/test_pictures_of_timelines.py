@@ -163,6 +163,21 @@ def test_a_trace_for_perfetto():
     assert sum(e["ph"] == "f" for e in events) == 3 * 6 * 2
 
 
+def test_flows_lie_within_slices():
+    """A viewer drops those that do not."""
+    events = made(blocks=2).trace_events()["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    flows = [e for e in events if e["ph"] in "sf"]
+    assert len(flows) == 2 * 2 * 6 * 2
+    for flow in flows:
+        inside = [
+            s["cat"]
+            for s in slices
+            if (s["pid"], s["tid"]) == (flow["pid"], flow["tid"]) and s["ts"] <= flow["ts"] < s["ts"] + s["dur"]
+        ]
+        assert inside == ["copy" if flow["ph"] == "s" else "wait"]
+
+
 def test_slices_of_a_thread_nest():
     """Viewers stack what lies within another; what half overlaps they cannot show."""
     open_until = {}
