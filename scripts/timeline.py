@@ -8,7 +8,7 @@ import ast
 import sys
 from pathlib import Path
 
-from numba_tma import launch
+from numba_tma import launch, sim
 from numba_tma.kernels import PROBLEMS, Case, select
 from numba_tma.timeline import variants
 from numba_tma.timeline.model import Timeline
@@ -99,8 +99,8 @@ def main(arguments: list[str] | None = None) -> int:
                 print("\nmedian times of a launch\n")
                 print(variants.overhead_table(variants.overheads(found, case, arrays, plan)))
             print(flush=True)
-    except (ImportError, KeyError, TypeError, ValueError, launch.LaunchError) as error:
-        print(f"timeline: {error.args[0]}", file=sys.stderr)
+    except (ImportError, KeyError, TypeError, ValueError, launch.LaunchError, sim.SimError) as error:
+        print(f"timeline: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 2
     return 0
 
