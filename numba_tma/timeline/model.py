@@ -13,33 +13,19 @@ from pathlib import Path
 # Kinds of rows.
 WARP, COPY_ROW, TENSOR_ROW, BARRIER_ROW, SM_ROW = "warp", "copies", "tensor cores", "barrier", "multiprocessor"
 
-# Kinds of intervals, and what each is.
-COMPUTE = "compute"
-WAIT = "wait"
-BARRIER = "barrier"
-ISSUE = "issue"
-LOAD = "load"
-COPY = "copy"
-STORE = "store"
-TENSOR = "tensor"
-PHASE = "phase"
-BUSY = "busy"
-PART = "part"
-MARK = "mark"
-KINDS = {
-    COMPUTE: "a warp computes",
-    WAIT: "a warp waits for a copy, a barrier in shared memory, or a group",
-    BARRIER: "a warp waits for the others of its block or cluster",
-    ISSUE: "a warp asks for copies, or for products of the tensor cores",
-    LOAD: "a warp copies by itself: loads to registers, stores to shared memory",
-    COPY: "a copy to shared memory is in flight",
-    STORE: "a copy from shared memory is in flight",
-    TENSOR: "the tensor cores multiply",
-    PHASE: "a phase of an mbarrier",
-    BUSY: "a part of the multiprocessor is busy",
-    PART: "a part of the kernel that it names itself",
-    MARK: "a moment that the kernel names, or an arrival",
-}
+# Kinds of intervals.
+COMPUTE = "compute"  # a warp computes
+WAIT = "wait"  # a warp waits for a copy, an mbarrier or a group
+BARRIER = "barrier"  # a warp waits for the others of its block or cluster
+ISSUE = "issue"  # a warp asks for copies, or for products of the tensor cores
+LOAD = "load"  # a warp copies by itself: loads to registers, stores to shared memory
+COPY = "copy"  # a copy to shared memory is in flight
+STORE = "store"  # a copy from shared memory is in flight
+TENSOR = "tensor"  # the tensor cores multiply
+PHASE = "phase"  # a phase of an mbarrier
+BUSY = "busy"  # a part of the multiprocessor is busy
+PART = "part"  # a part of the kernel that it names itself
+MARK = "mark"  # a moment that the kernel names, or an arrival
 
 
 @dataclass(frozen=True)

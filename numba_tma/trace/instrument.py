@@ -34,7 +34,9 @@ class Site:
     """A place in the kernel that leaves records.
 
     Attributes:
-        kind: what happens there, one of `KINDS`.
+        kind: what happens there: "mbarrier" with wait or arrive; "issue to mbarrier", "issue in group"; "cp.async",
+            "bulk" and "wgmma" with commit or wait, "cp.async arrive"; "block barrier" and "cluster barrier", alone or
+            with arrive; "grid wait"; "part" and "mark" of the kernel's own.
         name: the instruction, or the name that a mark gives.
         count: of copies that are issued there, or, for a wait on groups, of those that may be incomplete behind it.
         location: the Python line, if the PTX has it.
@@ -46,28 +48,6 @@ class Site:
     count: int = 0
     location: SourceLocation | None = None
     line: int = 0
-
-
-KINDS = (
-    "mbarrier wait",
-    "mbarrier arrive",
-    "issue to mbarrier",
-    "issue in group",
-    "bulk commit",
-    "bulk wait",
-    "cp.async commit",
-    "cp.async wait",
-    "cp.async arrive",
-    "wgmma commit",
-    "wgmma wait",
-    "block barrier",
-    "block barrier arrive",
-    "cluster barrier",
-    "cluster barrier arrive",
-    "grid wait",
-    "part",
-    "mark",
-)
 
 
 @dataclass(frozen=True)
@@ -83,8 +63,8 @@ def instrument(compiled: Compiled, plan: Trace) -> Instrumented:
     """The kernel with stamps; its last parameter is the address of the rings.
 
     Raises:
-        CompileError: a mark stands in a function that was not inlined, or the PTX is not written one instruction a
-            line, or has too many sites.
+        CompileError: a mark stands in a function that was not inlined, or lacks its beginning or end; or the PTX is
+            not written one instruction a line.
     """
     module = parse(compiled.ptx)
     function = module.entries[compiled.name]
