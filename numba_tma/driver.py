@@ -116,6 +116,13 @@ def stream_handle(stream: object) -> int:
     )
 
 
+def is_capturing(stream: int) -> bool:
+    """Whether a stream's work is being captured into a graph, rather than run."""
+    driver = _driver()
+    status = check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")
+    return status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+
+
 class LoadedKernel:
     """A cubin loaded on a device, with its limits raised to what its launches ask for."""
 

@@ -58,11 +58,11 @@ def make_product(n: int, dtype: object, b_major: str = "k") -> Callable:
         raise ValueError(f"wgmma has no operands of {element}; it has {', '.join(_NAMES)}")
     kind = _NAMES[element.name]
     name = f"wgmma_mma_async_m64n{n}k{_STEP_BYTES // element.size}_f32_{kind}_{kind}"
-    if name not in ptx.functions():
-        raise ValueError(f"there is no {name}: N must be 8, 16, 24, 32 or a multiple of 16 up to 256; got {n}")
     if b_major not in ("k", "n") or (b_major == "n" and element.size != 2):
         raise ValueError(f"b_major {b_major!r} for {element}: 'k', or 'n' where elements have 16 bits")
-    mma = getattr(ptx, name)
+    mma = getattr(ptx, name, None)
+    if mma is None:
+        raise ValueError(f"there is no {name}: N must be 8, 16, 24, 32 or a multiple of 16 up to 256; got {n}")
     if b_major == "k":
         b_leading, b_step = 16, _STEP_BYTES // 16  # the leading offset has no meaning under a swizzle
     else:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import copy, kv_stream
-from .gemm import ladder as gemm
+from . import copy, gemm, kv_stream
 from .problem import Case, Problem, Variant
 
 PROBLEMS: tuple[Problem, ...] = (copy.PROBLEM, kv_stream.PROBLEM, gemm.PROBLEM)

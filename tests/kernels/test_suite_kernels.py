@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from numba_tma import TensorMap, driver, suite
-from numba_tma.kernels import PROBLEMS, copy, kv_stream, select
-from numba_tma.kernels.gemm import ladder as gemm
-from numba_tma.kernels.gemm import plain, warp_mma
+from numba_tma.kernels import PROBLEMS, copy, gemm, kv_stream, select
+from numba_tma.kernels.gemm import choice, persistent, plain, warp_mma, warpgroup
 from numba_tma.kernels.problem import Case
 
 ALL = [(problem, variant) for problem in PROBLEMS for variant in problem.variants]
@@ -77,6 +76,17 @@ def kv_maps():
     return TensorMap(MATRIX, (64, 64)), TensorMap(MATRIX, (64, 64)), OUT, TILES
 
 
+BY_TMA = choice.Types("float16", "float16", "k", True)
+
+
+def gemm_maps(columns):
+    return tuple(TensorMap(MATRIX, (rows, 64), swizzle="128B") for rows in (128, columns))
+
+
+def tuned_maps(columns):
+    return tuple(TensorMap(MATRIX[None], (1, rows, 64), swizzle="128B") for rows in (128, columns, 64))
+
+
 COMPILED = {
     "copy.plain": (copy.make_plain, lambda: (FLOATS.ravel(), FLOATS.ravel()), "sm_80", ("LDG.E", "STG.E"), ()),
     "copy.vector": (copy.make_vector, lambda: (BYTES, BYTES), "sm_80", ("LDG.E.128", "STG.E.128"), ()),
@@ -123,10 +133,59 @@ COMPILED = {
     ),
     "gemm.mma_tma": (
         lambda: warp_mma.make_mma_tma("float16", "float16"),
-        lambda: (*(TensorMap(MATRIX, (rows, 64), swizzle="128B") for rows in (128, 256)), MATRIX, NO_BIAS, TILES),
+        lambda: (*gemm_maps(256), MATRIX, NO_BIAS, TILES),
         "sm_90a",
         ("UTMALDG.2D", "SYNCS", "LDSM.16.M88.4", "HMMA.16816.F32"),
         ("LDG", "STS"),
+    ),
+    "gemm.wgmma": (
+        lambda: warpgroup.make_wgmma("float16", "float16"),
+        lambda: (*gemm_maps(128), MATRIX, NO_BIAS, TILES),
+        "sm_90a",
+        ("HGMMA.64x128x16.F32", "UTMALDG.2D", "SYNCS"),
+        ("HMMA", "LDSM", "LDG", "LDS", "STS", "USETMAXREG", "UTMASTG"),
+    ),
+    "gemm.ring": (
+        lambda: warpgroup.make_ring("float16", "float16"),
+        lambda: (*gemm_maps(128), MATRIX, NO_BIAS, TILES),
+        "sm_90a",
+        ("HGMMA.64x128x16.F32", "UTMALDG.2D", "SYNCS"),
+        ("HMMA", "LDSM", "LDG", "LDS", "STS", "USETMAXREG", "UTMASTG"),
+    ),
+    "gemm.warpgroups": (
+        lambda: warpgroup.make_warpgroups("float16", "float16"),
+        lambda: (*gemm_maps(256), MATRIX, NO_BIAS, TILES),
+        "sm_90a",
+        ("HGMMA.64x256x16.F32", "UTMALDG.2D", "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC"),
+        ("HMMA", "LDSM", "LDG", "LDS", "STS", "UTMASTG"),
+    ),
+    "gemm.persistent": (
+        lambda: persistent.make_persistent("float16", "float16"),
+        lambda: (*gemm_maps(256), MATRIX, NO_BIAS, *[TILES] * 3),
+        "sm_90a",
+        ("HGMMA.64x256x16.F32", "UTMALDG.2D", "USETMAXREG"),
+        ("HMMA", "LDSM", "LDG", "LDS", "STS", "UTMASTG", "UCGABAR", "SYNCS.ARRIVE.TRANS64.RED"),
+    ),
+    "gemm.multicast": (
+        lambda: persistent.make_multicast("float16", "float16"),
+        lambda: (*gemm_maps(128), MATRIX, NO_BIAS, *[TILES] * 3),
+        "sm_90a",
+        ("HGMMA.64x256x16.F32", "UTMALDG.2D.MULTICAST", "USETMAXREG", "UCGABAR", "SYNCS.ARRIVE.TRANS64.RED"),
+        ("HMMA", "LDSM", "LDG", "LDS", "STS", "UTMASTG"),
+    ),
+    "gemm.store": (
+        lambda: persistent.make_store_by_tma("float16", "float16"),
+        lambda: (*gemm_maps(128), TensorMap(MATRIX, (64, 64), swizzle="128B"), NO_BIAS, *[TILES] * 4),
+        "sm_90a",
+        ("HGMMA.64x256x16.F32", "UTMALDG.2D.MULTICAST", "UTMASTG.2D", "STSM.16.M88.4", "USETMAXREG"),
+        ("HMMA", "LDSM", "LDG", "LDS", "STG"),
+    ),
+    "gemm.tuned": (
+        lambda: choice.Configuration(2, 256, 2).kernel(BY_TMA, "none", False),
+        lambda: (*tuned_maps(128), TILES, *[TILES] * 7),
+        "sm_90a",
+        ("HGMMA.64x256x16.F32", "UTMALDG.3D.MULTICAST", "UTMASTG.3D", "STSM.16.M88.4", "USETMAXREG", "ACQBULK"),
+        ("HMMA", "LDSM", "LDG", "LDS", "STG"),
     ),
 }
 
@@ -146,6 +205,7 @@ def test_compiled_to_what_it_claims(name):
         assert not any(m.startswith(mnemonic) for m in mnemonics), f"{mnemonic} is there"
     resources = compiled.resources
     assert resources.spill_store_bytes == resources.spill_load_bytes == resources.local_bytes == 0
+    assert not resources.warnings  # such as C7510: products that wait for each other
     assert compiled.requirement.capability <= (90 if arch == "sm_90a" else 80)
 
 

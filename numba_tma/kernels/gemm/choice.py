@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ... import dtypes
-from ...launch import Kernel
+from ... import driver, dtypes
+from ...launch import Kernel, backend, gpu_refusal
 from ...warpgroup import k_elements
 from .tuned import blocks_per_sm, make_split, make_tuned, result_bytes, stage_bytes, sums_bytes
 from .warpgroup import BOX_COLUMNS, GROUP_ROWS
@@ -120,6 +120,13 @@ class Configuration:
             return tiles * self.splits
         resident = sms * blocks_per_sm(self.consumers, self.columns)
         return min(resident // self.cluster, tiles) * self.cluster
+
+
+def multiprocessors() -> int:
+    """SMs of the GPU that kernels are launched on; in the simulator, an H200's."""
+    if backend() == "sim" or gpu_refusal():
+        return SMS
+    return driver.attribute("MULTIPROCESSOR_COUNT", driver.current_device())
 
 
 def candidates() -> Iterator[Configuration]:

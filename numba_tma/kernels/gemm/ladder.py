@@ -9,33 +9,54 @@ Costs: 2·M·N·K flops on M·K + N·K + M·N elements. At M = N = K = 8192 and 
 flops a byte; an H200 does 206 tensor-core flops in the time of a byte (989 TFLOP/s, 4.8 TB/s). So bandwidth is no
 excuse, if every element that is fetched is used often enough: a block that computes T x T of C uses each T times.
 
-What each step changes, and what should come of it:
+What an SM does in a cycle at best, measured (docs/results/h200_calibration.json): 4096 flops by wgmma, 2600 by
+mma.sync; 128 bytes out of shared memory; some 40 bytes from the L2 cache while all other SMs ask too. For each 64 of
+K a tile of 128 x 128 fetches 32 KB for 2.1 Mflop: 64 flops a byte; one of 128 x 256 has 87. And there is the power
+limit: at 700 W an H200 lowers its clock, which leaves dense products some 700 TFLOP/s.
+
+What each step changes, and what should come of it (docs/gemm.md has what did):
 
  1. naive         a thread an element of C: two loads and their addresses for each multiply-add
- 2. tiled         128 x 128 tiles in shared memory, 8 x 8 of C in registers: four 16-byte loads for 64 multiply-adds, so
-                  that the FP32 units (60 TFLOP/s) are the limit. The best of plain Numba
- 3. mma_cp_async  mma.sync on fragments out of swizzled shared memory, copied by cp.async: 4096 flops an instruction. An
-                  A100's kernel; a Hopper's tensor cores give mma.sync some 60 % of what they have
- 4. mma_tma       the same products; the tiles come by TMA, edges included. 12 copies a thread and tile, their addresses
-                  and predicates become one instruction of one thread: little is gained while mma.sync is the limit
+ 2. tiled         128 x 128 tiles in shared memory, 8 x 8 of C in registers: four 16-byte loads for 64 multiply-adds,
+                  so that the FP32 units (60 TFLOP/s) are the limit. The best of plain Numba
+ 3. mma_cp_async  mma.sync on fragments out of swizzled shared memory, copied by cp.async: 4096 flops an instruction.
+                  An A100's kernel; a Hopper's tensor cores give mma.sync some 60 % of what they have
+ 4. mma_tma       the same products; the tiles come by TMA, edges included. 12 copies a thread and tile, their
+                  addresses and predicates become one instruction of one thread: little is gained while mma.sync is
+                  the limit
+ 5. wgmma         the tensor cores read both tiles out of shared memory themselves: no fragments, no limit of 60 %.
+                  Tiles of 128 x 128 end at what L2 delivers, 64 flops for each of 40 bytes, which is 60 % again, but
+                  all the time, as three blocks an SM take turns: 1.2 x
+ 6. ring          a warp of its own fetches, and the next product is queued before this one ends: no pause between K
+                  blocks. A block alone would gain a quarter; where others fill its pauses, and L2 is the limit,
+                  nothing
+ 7. warpgroups    128 x 256 a block, for two warpgroups, whose accumulators need registers that the producer gives up:
+                  87 flops a byte, so that L2 allows 85 %, more than the power limit does: a tenth or more
+ 8. persistent    a block an SM for all tiles. The ring is filled once, not for each tile, 2 % of its time at 8192, 4
+                  % at 4096; and tiles that are computed together lie together, so that they find in L2 what they read
+ 9. multicast     each of two blocks fetches half of the B that both need: 131 flops a byte. Up to a tenth if L2 was
+                  the limit; but a block that is late now holds up the other
+10. store         results leave by TMA in whole lines, while the next tile is multiplied: the end of a tile, 4 % of
+                  its time at 8192, 8 % at 4096, costs the tensor cores nothing
+11. tuned         as `matmul` does, of such kernels the one that suits the shape. At 8192 tiles of 128 x 256 leave
+                  half of the 16th wave idle, 3 %; and of a few rows K is divided, where most SMs would have no tile
+                  at all
 
 What moves the data: ordinary loads and stores (1, 2), cp.async (3), TMA (4 and all that follow).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ... import dtypes
-from ...launch import Kernel
 from ...pitch import pitched
 from ..problem import Case, Problem, Variant, check_options
-from . import peers, plain, warp_mma
+from . import binding, peers, plain, warpgroup
 from .epilogue import activation_reference
-from .operands import operands
 
 
 def reference(
@@ -49,66 +70,18 @@ def reference(
     return activation_reference(activation, product)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Host side. What binds a step takes the arrays "a", "b", "c" and perhaps "bias".
-
-Bind = Callable[..., Callable[[], Any]]
-
-
-def bind_plain(make: Callable[..., Kernel], rows: int, columns: int) -> Bind:
-    """Bind a kernel of (a, b, c, bias), of any types, whose blocks each compute `rows` x `columns` of C."""
-
-    def bind(
-        arrays: Mapping[str, Any], *, b_major: str = "k", activation: str = "none", stream: object = None
-    ) -> Callable[[], Any]:
-        o = operands(arrays, b_major, activation)
-        kernel = make(b_major, activation, o.has_bias)
-        return kernel[o.grid(rows, columns), None, stream].bind(o.a, o.b, o.c, o.bias)
-
-    return bind
-
-
-def bind_mma_cp_async(
-    arrays: Mapping[str, Any],
-    *,
-    b_major: str = "k",
-    activation: str = "none",
-    stream: object = None,
-    tile: tuple[int, int] = (128, 256),
-    stages: int = 3,
-) -> Callable[[], Any]:
-    """Bind step 3; how it copies follows from extents and strides."""
-    o = operands(arrays, b_major, activation)
-    copies = warp_mma.copies_for(o)
-    kernel = warp_mma.make_mma_cp_async(o.dtype, o.out_dtype, b_major, activation, o.has_bias, tile, stages, copies)
-    return kernel[o.grid(*tile), None, stream].bind(o.a, o.b, o.c, o.bias)
-
-
-def bind_maps(make: Callable[..., Kernel], tile: tuple[int, int]) -> Bind:
-    """Bind a kernel of (a_map, b_map, c, bias, k_blocks) whose blocks each compute one tile of C, by default `tile`."""
-    default = tile
-
-    def bind(
-        arrays: Mapping[str, Any],
-        *,
-        b_major: str = "k",
-        activation: str = "none",
-        stream: object = None,
-        tile: tuple[int, int] = default,
-        **options: int,
-    ) -> Callable[[], Any]:
-        o = operands(arrays, b_major, activation)
-        kernel = make(o.dtype, o.out_dtype, b_major, activation, o.has_bias, tile=tile, **options)
-        return kernel[o.grid(*tile), None, stream].bind(*o.maps(*tile), o.c, o.bias, o.k_blocks)
-
-    return bind
-
-
 OPTIONS: dict[str, tuple[str, ...]] = {
     "naive": (),
     "tiled": (),
     "mma_cp_async": ("tile", "stages"),
     "mma_tma": ("tile", "stages"),
+    "wgmma": ("columns", "stages"),
+    "ring": ("columns", "stages"),
+    "warpgroups": ("columns", "stages"),
+    "persistent": ("columns", "stages", "band"),
+    "multicast": ("columns", "stages", "band", "cluster"),
+    "store": ("columns", "stages", "band", "cluster"),
+    "tuned": ("configuration",),
 }
 
 
@@ -117,7 +90,7 @@ def gemm(
     b: Any,
     c: Any,
     *,
-    variant: str = "mma_tma",
+    variant: str = "tuned",
     bias: Any = None,
     b_major: str = "k",
     activation: str = "none",
@@ -131,10 +104,12 @@ def gemm(
         c: (M, N), float16, bfloat16 or float32, written. All arrays on one device (NumPy arrays run in the simulator,
             or are refused by `bind` on a GPU).
         variant: a step of the ladder. From mma_tma on the rows of A and B must start at multiples of 16 bytes
-            (`numba_tma.pitched` makes such).
+            (`numba_tma.pitched` makes such); "tuned" copies others first.
         bias: (N,), float32 or of c's type.
         activation: none, relu, gelu (with tanh) or silu.
-        options: `tile`, `stages`, `stream` where the step has them.
+        options: `stream`, and what the step has (`OPTIONS`): `tile`, rows and columns of C in a block, or `columns`
+            alone, of 128 rows; `stages` of its ring; `band`, rows of tiles that are gone through together; `cluster`,
+            blocks that share B; `configuration`, as `matmul` takes it.
 
     Raises:
         KeyError: no such step.
@@ -188,24 +163,50 @@ PROBLEM = Problem(
     ),
     flops=lambda case: 2 * case.shape[0] * case.shape[1] * case.shape[2],
     variants=(
-        Variant("naive", "ld/st", "a thread an element of C", bind_plain(plain.make_naive, *plain.NAIVE_BLOCK[::-1])),
+        Variant(
+            "naive", "ld/st", "a thread an element of C", binding.bind_plain(plain.make_naive, *plain.NAIVE_BLOCK[::-1])
+        ),
         Variant(
             "tiled",
             "ld/st",
             "tiles in shared memory, 8 x 8 in registers: the best of plain Numba",
-            bind_plain(plain.make_tiled, plain.TILE, plain.TILE),
+            binding.bind_plain(plain.make_tiled, plain.TILE, plain.TILE),
             baseline=True,
         ),
-        Variant("mma_cp_async", "cp.async", "tensor cores, fragments by ldmatrix (A100)", bind_mma_cp_async),
-        Variant("mma_tma", "TMA", "the same, tiles by TMA", bind_maps(warp_mma.make_mma_tma, (128, 256))),
+        Variant("mma_cp_async", "cp.async", "tensor cores, fragments by ldmatrix (A100)", binding.bind_mma_cp_async),
+        Variant("mma_tma", "TMA", "the same, tiles by TMA", binding.bind_mma_tma),
+        Variant(
+            "wgmma",
+            "TMA",
+            "the warpgroup's tensor cores, which read shared memory themselves",
+            binding.bind_warpgroups(warpgroup.make_wgmma, 128, 2),
+        ),
+        Variant(
+            "ring",
+            "TMA",
+            "a producer warp, and a product always running",
+            binding.bind_warpgroups(warpgroup.make_ring, 128, 3),
+        ),
+        Variant(
+            "warpgroups",
+            "TMA",
+            "two consumer warpgroups, 256 columns, registers lent to them",
+            binding.bind_warpgroups(warpgroup.make_warpgroups, 256, 4),
+        ),
+        Variant("persistent", "TMA", "blocks that stay, tiles in an order for L2", binding.bind_persistent),
+        Variant("multicast", "TMA", "a cluster's blocks fetch B for each other", binding.bind_multicast),
+        Variant("store", "TMA", "results leave by TMA, behind the next products", binding.bind_store),
+        Variant("tuned", "TMA", "matmul: the kernel that suits the shape", binding.bind_tuned),
     ),
     cases={
-        ("default", "sim"): [_case(130, 200, 96), _case(100, 150, 72, "bfloat16", b_major="n")],
-        ("quick", "sim"): [_case(130, 200, 96)],
+        ("default", "sim"): [
+            _case(130, 200, 96),
+            _case(100, 152, 72, "bfloat16", ("naive", "tiled", "ring", "warpgroups", "persistent"), b_major="n"),
+        ],
+        ("quick", "sim"): [_case(66, 136, 96)],
         ("default", "gpu"): [
-            _case(4096, 4096, 4096),
-            _case(8192, 8192, 8192, without=("naive",)),
-            _case(8192, 8192, 8192, "bfloat16", without=("naive", "tiled"), b_major="n"),
+            _case(4096, 4096, 4096, "bfloat16", ("naive",)),
+            _case(8192, 8192, 8192, "bfloat16", ("naive",)),
             _case(1000, 3000, 777),
         ],
         ("quick", "gpu"): [_case(1024, 1024, 1024), _case(1000, 700, 333, "bfloat16", b_major="n")],

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ... import arrays, driver, dtypes
+from ... import arrays, bench, driver, dtypes
 from ...arrays import ArrayView, DeviceView
 from ...device_array import DeviceArray
 from ...dtypes import ElementType
-from ...launch import backend, gpu_refusal
+from ...launch import Launcher, backend, gpu_refusal
 from ...pitch import pitched_copy
 from ...tensor_map import TensorMap
 from ...warpgroup import k_elements
 from . import choice
+from .autotune import AutotuneError, Product, fastest
 from .choice import Configuration, Shape, Types
 from .epilogue import check_activation
 from .warpgroup import GROUP_ROWS, b_box
 
 _INPUTS = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
 _OUTPUTS = ("float16", "bfloat16", "float32")
+AUTOTUNE = "autotune"
+_REPEATS = 15
 _MOST_PLANS, _MOST_PLACES = 1024, 256  # kept for calls like one before
 
 
@@ -41,7 +44,7 @@ def matmul(
     bias: Any = None,
     activation: str = "none",
     stream: object = None,
-    configuration: Configuration | None = None,
+    configuration: Configuration | str | None = None,
 ) -> Any:
     """activation(a @ b + bias), with float32 sums, for matrices or batches of matrices.
 
@@ -54,7 +57,9 @@ def matmul(
         bias: (N,), float32 or of the output's type.
         activation: "none", "relu", "gelu" (with tanh) or "silu".
         stream: a stream's handle or object; by default PyTorch's or CuPy's current one, or the default stream.
-        configuration: a kernel of one's own choice, of `numba_tma.kernels.gemm.choice`.
+        configuration: by default the table's choice for a product of this shape; "autotune" for the fastest kernel by
+            measuring some ten on these operands, which takes half a minute of compiling at the first call and nothing
+            at later ones, in this process or another; or a `numba_tma.kernels.gemm.choice.Configuration`.
 
     Nothing waits for the GPU, except where arrays in host memory have to be copied there and back. Operands whose rows
     do not begin at multiples of 16 bytes, or lie in an order that the tensor cores cannot read (row-major `b` of 8 or
@@ -66,18 +71,20 @@ def matmul(
     Raises:
         TypeError: not arrays, or of types that there is no product of.
         MatmulError: shapes that do not fit.
+        AutotuneError: "autotune" without a GPU, for operands in host memory, or while the stream is captured.
     """
     key = (_layout(a), _layout(b), _layout(out), _layout(bias), out_dtype, activation, configuration, backend())
-    plan = _plans.get(key)
-    if plan is None:
-        plan = _plan(a, b, out, bias, out_dtype, activation, configuration)
+    stream = _current_stream(a) if stream is None else driver.stream_handle(stream)
+    planned = _plans.get(key)
+    if planned is None:
+        planned = plan(a, b, out, bias, out_dtype, activation, configuration, stream)
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        _plans[key] = plan
+        _plans[key] = planned
     if out is None:
-        out = plan.new_output(a)
-    if plan.launch is not None:
-        plan.launch(a, b, bias, out, _current_stream(a) if stream is None else driver.stream_handle(stream))
+        out = planned.new_output(a)
+    if planned.launch is not None:
+        planned.launch(a, b, bias, out, stream)
     return out
 
 
@@ -111,19 +118,34 @@ def _current_stream(array: Any) -> int:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """All that does not depend on where the arrays lie; `launch` is None where there is nothing to compute."""
+class Plan:
+    """All that does not depend on where the arrays lie.
+
+    `launch(a, b, bias, out, stream)` gives the simulator's report, or None on a GPU; it is itself None where there is
+    nothing to compute. `new_output(a)` makes an array for the result.
+    """
 
     new_output: Callable[[Any], Any]
-    launch: Callable[[Any, Any, Any, Any, int], None] | None
+    launch: Callable[[Any, Any, Any, Any, int], Any] | None
 
 
-_plans: dict[tuple, _Plan] = {}
+_plans: dict[tuple, Plan] = {}
 
 
-def _plan(
-    a: Any, b: Any, out: Any, bias: Any, out_dtype: object, activation: str, configuration: Configuration | None
-) -> _Plan:
+def plan(
+    a: Any,
+    b: Any,
+    out: Any,
+    bias: Any,
+    out_dtype: object,
+    activation: str,
+    configuration: Configuration | str | None,
+    stream: int,
+) -> Plan:
+    """What `matmul` does for operands like these, checked; the parameters and what is raised are `matmul`'s.
+
+    Nothing is launched, but for "autotune", which measures on `stream` and leaves the product in `out`.
+    """
     a_view, b_view = _viewed("a", a), _viewed("b", b)
     element = dtypes.lookup(a_view.dtype)
     if element.name not in _INPUTS or dtypes.lookup(b_view.dtype) is not element:
@@ -137,9 +159,10 @@ def _plan(
     out_element = _output_element(element, out_view, out_dtype)
     _check_output(out_view, out_element, out_shape)
     _check_bias(bias, shape, out_element)
+    _check_configuration(configuration)
     new_output = functools.partial(_new_output, out_shape, out_element)
     if 0 in out_shape:
-        return _Plan(new_output, None)
+        return Plan(new_output, None)
     if shape.k == 0:
         raise MatmulError("matmul: K is 0, there is nothing to add up; an empty sum is zero: fill `out` yourself")
 
@@ -149,40 +172,103 @@ def _plan(
     steps = out_view.strides[:-1] if out_view else ()
     by_tma = all(step % 16 == 0 for step in (*steps, shape.n * out_element.size, out_view.pointer if out_view else 0))
     types = Types(element.name, out_element.name, b_way.major, by_tma)
-    sms = _multiprocessors()
-    chosen = configuration or choice.choose(types, shape, sms)
+    sms = choice.multiprocessors()
+    batched = tuple(len(view.shape) == 3 and view.shape[0] > 1 for view in (a_view, b_view))
+    work = _Work(types, shape, activation, bias is not None, batched, sms)
+    on_gpu = not any(view.host for view in (a_view, b_view))
+    if configuration == AUTOTUNE:
+        target = new_output(a) if out is None else out
+        chosen = _autotuned(work, a_way.ready(a), b_way.ready(b), bias, target, stream, on_gpu)
+    else:
+        chosen = configuration or choice.choose(types, shape, sms)
     if not chosen.fits(types):
         raise MatmulError(f"matmul: {chosen} does not fit {types}: no such tile, or no room for two stages of it")
-    maps = _Maps(types, chosen)
-    kernel, grid = chosen.kernel(types, activation, bias is not None), chosen.grid(shape, sms)
-    counts = (shape.n, *chosen.tiles(shape), shape.batch, -(-shape.k // k_elements(element)))
-    batched = (len(view.shape) == 3 and view.shape[0] > 1 for view in (a_view, b_view))
-    scalars = tuple(np.uint32(number) for number in (*counts, *batched))
-
+    kernel = _Kernel(work, chosen)
     places: dict[tuple, Callable[[], object]] = {}
-    ready = a_way.ready is b_way.ready is _itself and not any(view.host for view in (a_view, b_view))
+    ready = on_gpu and a_way.ready is b_way.ready is _itself
 
-    def launch(a: Any, b: Any, bias: Any, out: Any, stream: int) -> None:
-        key = None
-        if ready:  # launches for operands in the same places again have nothing left to marshal
-            key = (_pointer(a), _pointer(b), _pointer(out), bias if bias is None else _pointer(bias), stream)
-            bound = places.get(key)
-            if bound is not None:
-                bound()
-                return
+    def launch(a: Any, b: Any, bias: Any, out: Any, stream: int) -> Any:
+        if not ready:
+            return kernel.on(stream)(*kernel.arguments(a_way.ready(a), b_way.ready(b), bias, out))
+        # Launches for operands in the same places again have nothing left to marshal.
+        key = (_pointer(a), _pointer(b), _pointer(out), bias if bias is None else _pointer(bias), stream)
+        bound = places.get(key)
+        if bound is None:
+            if len(places) >= _MOST_PLACES:
+                places.clear()
+            bound = places[key] = kernel.on(stream).bind(*kernel.arguments(a, b, bias, out))
+        return bound()
+
+    return Plan(new_output, launch)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a kernel is to do. `batched`: whether A and B are batches themselves, rather than one for all."""
+
+    types: Types
+    shape: Shape
+    activation: str
+    has_bias: bool
+    batched: tuple[bool, bool]
+    sms: int
+
+
+class _Kernel:
+    """The kernel of a configuration with all of its arguments but the arrays."""
+
+    def __init__(self, work: _Work, chosen: Configuration) -> None:
+        shape = work.shape
+        self._kernel = chosen.kernel(work.types, work.activation, work.has_bias)
+        self._grid = chosen.grid(shape, work.sms)
+        self._maps = _Maps(work.types, chosen)
+        self._c_by_tma = work.types.by_tma and chosen.splits == 1
+        k_blocks = -(-shape.k // k_elements(work.types.dtype))
+        counts = (shape.n, *chosen.tiles(shape), shape.batch, k_blocks, *work.batched)
+        self._scalars = tuple(np.uint32(count) for count in counts)
+
+    def on(self, stream: int) -> Launcher:
+        """The kernel on a stream."""
+        return self._kernel[self._grid, None, stream]
+
+    def arguments(self, a: Any, b: Any, bias: Any, out: Any) -> tuple:
+        """All arguments, for operands that TMA can read."""
+        maps = self._maps
         c = maps.matrices(out)
-        target = maps.c(out) if by_tma and chosen.splits == 1 else c
-        values = (maps.a(a_way.ready(a)), maps.b(b_way.ready(b)), target, c if bias is None else maps.bias(bias))
-        launcher = kernel[grid, None, stream]
-        if key is None:
-            launcher(*values, *scalars)
-            return
-        if len(places) >= _MOST_PLACES:
-            places.clear()
-        places[key] = launcher.bind(*values, *scalars)
-        places[key]()
+        target = maps.c(out) if self._c_by_tma else c
+        return (maps.a(a), maps.b(b), target, c if bias is None else maps.bias(bias), *self._scalars)
 
-    return _Plan(new_output, launch)
+
+def _check_configuration(configuration: Configuration | str | None) -> None:
+    if isinstance(configuration, str) and configuration != AUTOTUNE:
+        raise MatmulError(f"matmul: configuration {configuration!r}; expected {AUTOTUNE!r}, a Configuration, or None")
+
+
+def _autotuned(work: _Work, a: Any, b: Any, bias: Any, out: Any, stream: int, on_gpu: bool) -> Configuration:
+    """The fastest configuration, measured on these operands, with the inputs not in the L2 cache."""
+    refusal = "the backend in force is the simulator" if backend() == "sim" else gpu_refusal()
+    if refusal or not on_gpu:
+        raise AutotuneError(
+            f"matmul: configuration {AUTOTUNE!r} measures kernels on a GPU, but "
+            f"{refusal or 'these operands lie in host memory'}; leave it out to have one chosen by the table"
+        )
+
+    def measure(candidates: Sequence[Configuration]) -> Mapping[Configuration, float]:
+        if driver.is_capturing(stream):
+            raise AutotuneError(
+                f"matmul: configuration {AUTOTUNE!r} cannot measure while its stream is captured into a graph; call it "
+                f"once with such operands before"
+            )
+        launches = {}
+        for candidate in candidates:
+            kernel = _Kernel(work, candidate)
+            launches[str(candidate)] = kernel.on(stream).bind(*kernel.arguments(a, b, bias, out))
+        timings = bench.time_launches(launches, repeats=_REPEATS, stream=stream)
+        return {candidate: timings[str(candidate)].median for candidate in candidates}
+
+    device = driver.device_name(driver.current_device())
+    product = Product(device, work.sms, work.types, work.shape, work.activation, work.has_bias)
+    return fastest(product, measure)
 
 
 def _viewed(name: str, array: Any) -> ArrayView:
@@ -302,12 +388,6 @@ def _new_output(shape: tuple[int, ...], element: ElementType, like: Any) -> Any:
     if type(like).__module__.split(".")[0] == "cupy":
         return sys.modules["cupy"].empty(shape, element.numpy)
     return DeviceArray(np.empty(shape, element.numpy))
-
-
-def _multiprocessors() -> int:
-    if backend() == "sim" or gpu_refusal():
-        return choice.SMS
-    return driver.attribute("MULTIPROCESSOR_COUNT", driver.current_device())
 
 
 class _Maps:

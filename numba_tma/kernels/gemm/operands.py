@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ... import arrays
+from ... import arrays, dtypes
 from ...arrays import ArrayView
+from ...pitch import is_pitched
 from ...tensor_map import TensorMap
 from .epilogue import check_activation
 
@@ -52,6 +53,15 @@ class Operands:
         b_box = (columns, BOX) if self.b_major == "k" else (BOX, BOX)
         a_map = TensorMap(self.a, (rows, BOX), swizzle="128B", store=False)
         return a_map, TensorMap(self.b, b_box, swizzle="128B", store=False)
+
+    @property
+    def c_by_tma(self) -> bool:
+        """Whether TMA may write C. It writes whole 16 bytes: also beyond a row that ends within them."""
+        return is_pitched(self.c) and self.n * dtypes.lookup(self.out_dtype).size % 16 == 0
+
+    def c_map(self) -> TensorMap:
+        """Tensor map of C: 64 rows of 128 bytes, swizzled."""
+        return TensorMap(self.c, (64, 128 // dtypes.lookup(self.out_dtype).size), swizzle="128B", store=False)
 
 
 def operands(given: Mapping[str, Any], b_major: str = "k", activation: str = "none") -> Operands:

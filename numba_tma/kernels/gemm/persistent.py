@@ -23,7 +23,9 @@ from .warpgroup import (
     CONSUMER_REGISTERS,
     GROUP_ROWS,
     PRODUCER_REGISTERS,
+    TILE_ROWS,
     WARPGROUP,
+    check_columns,
     make_fetch,
     make_finish,
     make_store,
@@ -56,7 +58,8 @@ def make_persistent(
     band: int = 16,
 ) -> Kernel:
     """Step 8: as many blocks as SMs, each with many tiles: the producer fetches the next while this one is stored."""
-    rows = 2 * GROUP_ROWS
+    check_columns(columns, stages, b_major, most=256)
+    rows = TILE_ROWS
     accumulators = columns // 2
     depth = k_elements(dtype)
     fetch = make_fetch(rows, columns, dtype, b_major)
@@ -171,7 +174,8 @@ def make_multicast(
     cluster: int = 2,
 ) -> Kernel:
     """Step 9: blocks one below the other need the same tile of B: each fetches a part of it, for all of the cluster."""
-    rows = 2 * GROUP_ROWS
+    check_columns(columns, stages, b_major, most=256, cluster=cluster)
+    rows = TILE_ROWS
     accumulators = columns // 2
     arrivals = 2 * cluster
     depth = k_elements(dtype)
@@ -345,7 +349,8 @@ def make_store_by_tma(
     cluster: int = 2,
 ) -> Kernel:
     """Step 10: results go through shared memory, and TMA carries them away while the next tile is multiplied."""
-    rows = 2 * GROUP_ROWS
+    check_columns(columns, stages, b_major, most=256, cluster=cluster)
+    rows = TILE_ROWS
     accumulators = columns // 2
     arrivals = 2 * cluster
     depth = k_elements(dtype)

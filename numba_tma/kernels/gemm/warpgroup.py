@@ -22,6 +22,7 @@ from .epilogue import make_activation, make_direct_store
 
 WARPGROUP = 128  # threads
 GROUP_ROWS = 64  # of C, in one instruction
+TILE_ROWS = 2 * GROUP_ROWS  # of C, in a block
 BOX_COLUMNS = 64  # of B in a row of 128 bytes, where B's rows run along N
 
 
@@ -29,6 +30,18 @@ def b_box(columns: int, dtype: object, b_major: str) -> tuple[int, int]:
     """The box of B's tensor map: `columns` rows along K (b_major "k"), or K rows of 64 columns ("n")."""
     depth = k_elements(dtype)
     return (columns, depth) if b_major == "k" else (depth, BOX_COLUMNS)
+
+
+def check_columns(columns: int, stages: int, b_major: str, *, most: int, cluster: int = 1) -> None:
+    """Raise ValueError for a tile that the steps from here on have not, or too few stages.
+
+    `most` is as many columns as there are registers for; of a `cluster` that shares B each block fetches as many.
+    """
+    unit = cluster * (BOX_COLUMNS if b_major == "n" else 16)
+    if not 0 < columns <= most or columns % unit:
+        raise ValueError(f"columns {columns}: a multiple of {unit}, up to {most}, is expected here")
+    if stages < 2:
+        raise ValueError(f"stages {stages}: one is computed on while others fill; take 2 or more")
 
 
 @functools.cache
@@ -120,7 +133,8 @@ def make_wgmma(
     stages: int = 2,
 ) -> Kernel:
     """Step 5: TMA into two buffers, wgmma out of them; a warpgroup has 128 rows, and an SM several of these blocks."""
-    rows = 2 * GROUP_ROWS
+    check_columns(columns, stages, b_major, most=128)
+    rows = TILE_ROWS
     accumulators = columns // 2
     depth = k_elements(dtype)
     fetch = make_fetch(rows, columns, dtype, b_major)
@@ -181,7 +195,8 @@ def make_ring(
     stages: int = 3,
 ) -> Kernel:
     """Step 6: a producer warp fills a ring of stages; a product is still running when the next one is started."""
-    rows = 2 * GROUP_ROWS
+    check_columns(columns, stages, b_major, most=128)
+    rows = TILE_ROWS
     accumulators = columns // 2
     depth = k_elements(dtype)
     fetch = make_fetch(rows, columns, dtype, b_major)
@@ -250,7 +265,8 @@ def make_warpgroups(
     stages: int = 4,
 ) -> Kernel:
     """Step 7: two consumer warpgroups of 64 rows share a tile of B twice as wide; the producer lends them registers."""
-    rows = 2 * GROUP_ROWS
+    check_columns(columns, stages, b_major, most=256)
+    rows = TILE_ROWS
     accumulators = columns // 2
     depth = k_elements(dtype)
     fetch = make_fetch(rows, columns, dtype, b_major)
