@@ -51,7 +51,7 @@ def of_model(modelled: Model, title: str) -> Timeline:
     for (multiprocessor, number), rows in sorted(by_block.items(), key=lambda item: item[0][::-1]):
         _Adder(timeline, Block(number, multiprocessor), rows).add()
     for multiprocessor, rows in sorted(by_sm.items()):
-        for name, intervals in rows.items():
+        for name, intervals in sorted(rows.items()):
             if intervals[0].kind == "busy":
                 row = Row(Block(None, multiprocessor), model.SM_ROW, name)
                 timeline.rows.append(row)
