@@ -167,22 +167,22 @@ def test_a_scheduler_issues_one_a_cycle():
 
 def test_memory_is_shared_and_has_a_knee():
     flat = replace(DEVICE, memory_knee=((0.0, 0.0),))
-    alone = Memory(flat, 1.0, 1 / 132, Timeline(flat, 10), "SM")
-    among_all = Memory(flat, 1 / 132, 1.0, Timeline(flat, 10), "SM")
+    alone = Memory(flat, 1.0, 1 / 132, 1.0, Timeline(flat, 10), "SM")
+    among_all = Memory(flat, 1 / 132, 1.0, 1.0, Timeline(flat, 10), "SM")
     l2, memory = flat.latencies["l2"], flat.latencies["memory"]
     nbytes = 1 << 20
     assert alone.load(0.0, nbytes, 0.0, l2) == pytest.approx(nbytes / flat.l2_port + l2)
     assert alone.load(1e6, 32, 1.0, l2) == pytest.approx(1e6 + memory, abs=2)
     assert among_all.load(0.0, nbytes, 1.0, l2) == pytest.approx(nbytes / flat.memory_total * 132 + memory)
     steep = replace(DEVICE, memory_knee=((0.0, 0.0), (1000.0, 100.0), (2000.0, 1000.0)))
-    busy = Memory(steep, 1 / 132, 1.0, Timeline(steep, 10), "SM")
+    busy = Memory(steep, 1 / 132, 1.0, 1.0, Timeline(steep, 10), "SM")
     first = busy.load(0.0, 500, 1.0, l2)
     second = busy.load(0.0, 1000, 1.0, l2)
     assert first == pytest.approx(memory + 50) and second == pytest.approx(memory + 550)
 
 
 def test_stores_hold_up_when_too_many_are_under_way():
-    memory = Memory(DEVICE, 1.0, 1 / 132, Timeline(DEVICE, 10), "SM")
+    memory = Memory(DEVICE, 1.0, 1 / 132, 1.0, Timeline(DEVICE, 10), "SM")
     go_on, written = memory.store(0.0, 320, 0.0)
     assert go_on == 0.0 and written == pytest.approx(320 / DEVICE.store_port)
     go_on, written = memory.store(0.0, 4 * DEVICE.store_buffer, 0.0)

@@ -75,20 +75,33 @@ class Scheduler:
 
 
 class Memory:
-    """The way from L2 and memory to one SM. Bytes come in the order in which they were asked for."""
+    """The way from L2 and memory to one SM. Bytes come in the order in which they were asked for.
 
-    def __init__(self, device: Device, share: float, active: float, timeline: Timeline, row: str) -> None:
+    `share` is the SM's part of what all have together on average, of which it takes `stretch` times as much while it
+    asks for something: the others are idle at times, as it is.
+    """
+
+    def __init__(
+        self, device: Device, share: float, active: float, stretch: float, timeline: Timeline, row: str
+    ) -> None:
         self._device = device
-        # This SM's part of what all have together, but no more than one can have.
-        self._rate = min(device.memory_port, device.memory_total * share)
         self._active = active
-        self._port_rate = min(device.l2_port, device.l2_total * share)
-        self._store_rate = min(device.store_port, device.store_total * share)
+        self._means = (device.memory_total * share, device.l2_total * share, device.store_total * share)
+        # No more than one SM can have.
+        ports = (device.memory_port, device.l2_port, device.store_port)
+        rates = [min(port, mean * stretch) for port, mean in zip(ports, self._means, strict=True)]
+        self._rate, self._port_rate, self._store_rate = rates
         self.port = Server(timeline, f"{row}/from L2")
         self.memory = Server(timeline, f"{row}/from memory")
         self.stores = Server(timeline, f"{row}/to L2")
         self._flying: deque[tuple[float, float]] = deque()
         self._in_flight = 0.0
+
+    def used(self, cycles: float) -> float:
+        """How much was asked for of what there is, in that many cycles: of memory, L2 or stores, whichever is most."""
+        servers = (self.memory, self.port, self.stores)
+        rates = (self._rate, self._port_rate, self._store_rate)
+        return max(s.busy * r / mean for s, r, mean in zip(servers, rates, self._means, strict=True)) / max(cycles, 1.0)
 
     def load(self, time: float, nbytes: float, missing: float, latency: float) -> float:
         """When so many bytes that are asked for at `time` are there; the part `missing` of them is not in L2.

@@ -7,7 +7,8 @@ phase completes when everything that contributed to it here has come.
 
 Global memory. For each instruction it counts the sectors that its warps asked for, in all blocks that are executed,
 and those that had to be brought into L2 for it, because nobody had touched them before: 64 bytes at a time, or as many
-as a tensor map's L2 promotion says. What was touched is forgotten when it is more than L2 holds.
+as a tensor map's L2 promotion says. What was touched is forgotten when it is more than L2 holds. If only some of the
+blocks are executed, all of them together are taken to bring in as much for each, but no array more than once.
 """
 
 from __future__ import annotations
@@ -108,14 +109,15 @@ class Recorder(Observer):
         self.finished: list[Trace] = []
         # How many contributions complete a phase.
         self.needed: Counter[Phase] = Counter()
-        # By instruction: sectors asked for, and those that came from memory for it.
-        self.requests: dict[int, list[int]] = {}
+        # By instruction: sectors asked for, and those that came from memory for it, by array.
+        self._asked: Counter[int] = Counter()
+        self._fresh: dict[int, Counter[int]] = {}
         self.traces: dict[int, Trace] = {}
         self._notes: dict[Trace, dict[int, Any]] = {}
         self._done: Counter[Key] = Counter()
         self._touched: dict[int, np.ndarray] = {}
-        part = len(machine.block_numbers) / machine.blocks
-        self._l2_units = int(device.l2_bytes * part) >> banks.UNIT_SHIFT
+        self._part = len(machine.block_numbers) / machine.blocks
+        self._l2_units = int(device.l2_bytes * self._part) >> banks.UNIT_SHIFT
         self._in_l2 = 0
         free = max(_L1_BYTES - per_sm * machine.shared_end, 0)
         self._l1_sectors = free >> banks.SECTOR_SHIFT
@@ -218,7 +220,7 @@ class Recorder(Observer):
         sectors, new = banks.distinct(address >> banks.SECTOR_SHIFT)
         fresh = self._touch(segment, sectors[new] >> banks.UNIT_SHIFT - banks.SECTOR_SHIFT)
         if action == "read":
-            self._count(instruction, int(np.count_nonzero(new)), fresh)
+            self._count(instruction, int(np.count_nonzero(new)), segment, fresh)
         if not lanes.traces:
             return
         _, new_lines = banks.distinct(address[lanes.traced] >> banks.LINE_SHIFT)
@@ -242,10 +244,29 @@ class Recorder(Observer):
             cache.popitem(last=False)
         return missed
 
-    def _count(self, instruction: Any, asked: int, fresh: int) -> None:
-        counts = self.requests.setdefault(id(instruction), [0, 0])
-        counts[0] += asked
-        counts[1] += fresh
+    def _count(self, instruction: Any, asked: int, segment: Any, fresh: int) -> None:
+        self._asked[id(instruction)] += asked
+        if fresh:
+            self._fresh.setdefault(id(instruction), Counter())[segment.base] += fresh
+
+    def missing(self) -> Callable[[Any], float]:
+        """A function that gives the part of the bytes that an instruction asks for which comes from memory.
+
+        It is more than 1 where more is brought in than was asked for.
+        """
+        by_array: Counter[int] = Counter()
+        for fresh in self._fresh.values():
+            by_array.update(fresh)
+        scale = dict.fromkeys(by_array, 1.0)
+        if self._part < 1:
+            for base, sectors in by_array.items():
+                units = self._touched[base].size << banks.UNIT_SHIFT - banks.SECTOR_SHIFT
+                scale[base] = min(units * self._part / sectors, 1.0)
+        parts = {
+            key: sum(sectors * scale[base] for base, sectors in fresh.items()) / self._asked[key]
+            for key, fresh in self._fresh.items()
+        }
+        return lambda instruction: parts.get(id(instruction), 0.0)
 
     def _touch(self, segment: Any, units: np.ndarray) -> int:
         """Units of 64 bytes (numbers, repeats allowed) are in L2 from now on; how many sectors were not."""
@@ -301,7 +322,7 @@ class Recorder(Observer):
         first, last = starts >> banks.UNIT_SHIFT, ends >> banks.UNIT_SHIFT
         span = np.arange(int((last - first).max()) + 1)
         units = np.minimum(first[:, None] + span, last[:, None]).reshape(-1)
-        self._count(origin, asked, self._touch(segment, units))
+        self._count(origin, asked, segment, self._touch(segment, units))
 
     def copy_to_shared(
         self,
@@ -361,7 +382,7 @@ class Recorder(Observer):
         gather[np.cumsum(new) - 1, index % 32] = np.arange(warp.size)
         sectors, first = banks.distinct(address[gather] >> banks.SECTOR_SHIFT)
         units = sectors[first] >> banks.UNIT_SHIFT - banks.SECTOR_SHIFT
-        self._count(origin, int(np.count_nonzero(first)), self._touch(segment, units))
+        self._count(origin, int(np.count_nonzero(first)), segment, self._touch(segment, units))
         lines = banks.distinct(address[gather] >> banks.LINE_SHIFT)[1].sum(axis=1)
         counts = first.sum(axis=1)
         for row, number in enumerate(warp[starts].tolist()):

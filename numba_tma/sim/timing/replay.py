@@ -93,12 +93,12 @@ class _Warp:
 class _Multiprocessor:
     """An SM's parts."""
 
-    def __init__(self, device: Device, plan: Plan, timeline: Timeline, row: str) -> None:
+    def __init__(self, device: Device, plan: Plan, stretch: float, timeline: Timeline, row: str) -> None:
         self.row = row
         self.schedulers = [Scheduler(timeline, f"{row}/scheduler {i}") for i in range(device.schedulers)]
         self.shared = Server(timeline, f"{row}/shared memory")
         self.engine = Server(timeline, f"{row}/copy engine")
-        self.memory = Memory(device, plan.share, plan.active, timeline, row)
+        self.memory = Memory(device, plan.share, plan.active, stretch, timeline, row)
         # Starts of blocks, and arrivals at block barriers, one after the other.
         self.starts = Server(timeline)
         self.arrivals = Server(timeline)
@@ -112,6 +112,7 @@ class Replay:
         self,
         device: Device,
         plan: Plan,
+        stretch: float,
         traces: Iterable[Trace],
         needed: Counter[Phase],
         missing: Callable[[Any], float],
@@ -132,7 +133,7 @@ class Replay:
         self._barriers: dict[Phase, _Barrier] = {}
         self._stalls: Counter[tuple[str, str, str]] = Counter()
         size = len(plan.units[0])
-        self._sms = [_Multiprocessor(device, plan, timeline, f"SM {i}") for i in range(size)]
+        self._sms = [_Multiprocessor(device, plan, stretch, timeline, f"SM {i}") for i in range(size)]
         self._warps: dict[int, list[_Warp]] = defaultdict(list)
         for trace in traces:
             sm = self._sms[trace.block % size]
@@ -590,6 +591,10 @@ class Replay:
         return True
 
     # Results
+
+    def used(self, cycles: float) -> float:
+        """How much of what all SMs share was asked for, of that which is asked for most."""
+        return max(sm.memory.used(cycles) for sm in self._sms)
 
     def stalls(self) -> list[Stall]:
         """Who waited for whom, longest first."""
