@@ -1,4 +1,4 @@
-"""The ladder's first steps, beyond what all problems are tested for: types, both layouts of B, edges, errors."""
+"""The ladder's steps, beyond what all problems are tested for: types, both layouts of B, edges, long rings, errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 
 from numba_tma import pitched_copy, sim
 from numba_tma.device_array import DeviceArray
-from numba_tma.kernels.gemm import ladder, peers, warp_mma
+from numba_tma.kernels.gemm import binding, ladder, peers, warp_mma
 from numba_tma.kernels.gemm.ladder import gemm, reference
 from numba_tma.kernels.gemm.operands import operands
 from numba_tma.launch import recording, use_backend
 
 pytestmark = pytest.mark.filterwarnings("error::numba_tma.launch.HazardWarning")
 
-STEPS = ("naive", "tiled", "mma_cp_async", "mma_tma")
+FIRST = ("naive", "tiled", "mma_cp_async", "mma_tma")
+WARPGROUPS = ("wgmma", "ring", "warpgroups", "persistent", "multicast", "store")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NUMPY = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16, "float32": np.dtype(np.float32)}
 
@@ -33,7 +34,7 @@ def problem(rng, m, n, k, dtype, out_dtype, b_major):
     return a, b, np.full((m, n), np.nan, NUMPY[out_dtype]), reference(a, b, b_major=b_major).astype(NUMPY[out_dtype])
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", FIRST)
 def test_every_bit_at_random_sizes(step, rng, seed):
     """Whole pieces of 16 bytes along K and not, both layouts of B, each time with copies and warps in another order."""
     for schedule in rng.choice(sim.schedules(2, seed), 3, replace=False):
@@ -47,6 +48,18 @@ def test_every_bit_at_random_sizes(step, rng, seed):
             np.testing.assert_array_equal(c, expected, err_msg=f"{a.shape} by {b.shape}")
 
 
+@pytest.mark.parametrize("step", WARPGROUPS)
+def test_every_bit_after_many_turns_of_the_ring(step, rng, seed, monkeypatch):
+    """B by its columns, two stages for up to ten K blocks, and two SMs, so that blocks that stay have several tiles."""
+    monkeypatch.setattr(binding, "multiprocessors", lambda: 2)
+    for schedule in rng.choice(sim.schedules(2, seed), 3, replace=False):
+        m, n, k = (int(extent) for extent in (rng.integers(1, 400), 4 * rng.integers(1, 70), rng.integers(1, 650)))
+        a, b, c, expected = problem(rng, m, n, k, "bfloat16", "float32", "n")
+        with use_backend("sim", **schedule):
+            gemm(pitched_copy(a), pitched_copy(b), c, variant=step, b_major="n", columns=128, stages=2)
+        np.testing.assert_array_equal(c, expected, err_msg=f"{a.shape} by {b.shape}, {schedule}")
+
+
 @pytest.mark.parametrize("step", ["tiled", "mma_cp_async"])
 @pytest.mark.parametrize("schedule", sim.first_schedules(3), ids=str)
 def test_rows_at_any_address(step, schedule, rng):
@@ -58,12 +71,29 @@ def test_rows_at_any_address(step, schedule, rng):
     np.testing.assert_array_equal(c, expected)
 
 
-@pytest.mark.parametrize("step", ["tiled", "mma_tma"])
-def test_bias_and_activation(step, rng, in_simulator):
-    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((40, 72), (51, 72)))
-    c, bias = np.full((40, 51), np.nan, np.float16), rng.standard_normal(51).astype(np.float32)
-    gemm(pitched_copy(a), pitched_copy(b), c, variant=step, bias=bias, activation="gelu")
-    np.testing.assert_allclose(c, reference(a, b, bias, activation="gelu"), rtol=2**-10, atol=1e-4)
+@pytest.mark.parametrize(
+    ("step", "activation", "options"),
+    [
+        ("tiled", "gelu", {}),
+        ("mma_tma", "gelu", {}),
+        ("ring", "silu", {"columns": 64}),
+        ("store", "relu", {"columns": 64}),
+    ],
+)
+def test_bias_and_activation(step, activation, options, rng, in_simulator):
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((40, 72), (56, 72)))
+    c, bias = np.full((40, 56), np.nan, np.float16), rng.standard_normal(56).astype(np.float32)
+    gemm(pitched_copy(a), pitched_copy(b), c, variant=step, bias=bias, activation=activation, **options)
+    np.testing.assert_allclose(c, reference(a, b, bias, activation=activation), rtol=2**-10, atol=1e-4)
+
+
+def test_results_that_tma_cannot_write(rng, in_simulator):
+    """It would write whole 16 bytes, and so beyond the rows of a C that is a part of something larger."""
+    a, b, _, expected = problem(rng, 30, 43, 64, "float16", "float16", "k")
+    for room in (np.full((30, 48), 7, np.float16), np.full((30, 45), 7, np.float16)):
+        gemm(a, b, room[:, :43], variant="store", columns=64)
+        np.testing.assert_array_equal(room[:, :43], expected)
+        assert (room[:, 43:] == 7).all()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +170,7 @@ def test_no_peer_without_a_gpu_or_with_more_to_do():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [*FIRST, *WARPGROUPS, "tuned"])
 def test_every_bit_on_the_gpu(step, rng):
     for b_major, dtype, out_dtype in (("k", "float16", "float16"), ("n", "bfloat16", "float32")):
         m, n, k = (int(extent) for extent in rng.integers(1, 2000, 3))
