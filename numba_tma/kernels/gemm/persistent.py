@@ -324,7 +324,10 @@ def make_staged_store(columns: int, out_dtype: str, activation: str, has_bias: b
             unroll()
             tile = ptx.shared_address(tile0 if chunk % 2 == 0 else tile1)
             if thread == 0:
-                ptx.cp_async_bulk_wait_group_read(1)  # the copy before the last has read this tile
+                if chunk == 0:
+                    ptx.cp_async_bulk_wait_group_read(0)  # an odd number of chunks ended with this very tile
+                else:
+                    ptx.cp_async_bulk_wait_group_read(1)  # the copy before the last has read this tile
             ptx.bar_sync(barrier, WARPGROUP)
             write(accumulator, chunk, tile, lane, warp)
             ptx.fence_proxy_async_shared_cta()
