@@ -174,8 +174,12 @@ class Timeline:
         elif path.suffix == ".svg":
             path.write_text(self.svg(**options))
         elif path.suffix == ".png":
-            from cairosvg import svg2png
-
+            try:
+                from cairosvg import svg2png
+            except ImportError:
+                raise ImportError(
+                    f"{path}: pictures as .png need cairosvg: pip install cairosvg, or write .svg"
+                ) from None
             svg2png(bytestring=self.svg(**options).encode(), write_to=str(path), scale=2)
         else:
             raise ValueError(f"{path}: a timeline is written as .svg, .png (one block) or .json (all of it)")

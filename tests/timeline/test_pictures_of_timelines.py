@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -100,6 +101,19 @@ def test_a_block_that_is_not_there():
         made().svg(block=Block(9))
     with pytest.raises(ValueError, match="has no block"):
         Timeline("empty", "by hand").svg()
+
+
+def test_saving(tmp_path, monkeypatch):
+    timeline = made(blocks=2)
+    timeline.save(tmp_path / "a.svg", block=Block(1, 1))
+    assert "block 1 on SM 1" in (tmp_path / "a.svg").read_text()
+    timeline.save(tmp_path / "a.json")
+    assert check_trace(json.loads((tmp_path / "a.json").read_text()))
+    with pytest.raises(ValueError, match=r"written as \.svg, \.png"):
+        timeline.save(tmp_path / "a.gif")
+    monkeypatch.setitem(sys.modules, "cairosvg", None)  # as if it were not installed
+    with pytest.raises(ImportError, match="pip install cairosvg"):
+        timeline.save(tmp_path / "a.png")
 
 
 def test_notes_are_shown():
