@@ -355,6 +355,7 @@ def _global_probes() -> Iterable[Probe]:
         512,
     )
     yield from _width_probes()
+    yield from _line_probes()
     for threads, unroll in _IN_FLIGHT:
         nbytes = 16 * threads * unroll
         for blocks, sms in ((1, "one"), (MULTIPROCESSORS, "all")):
@@ -401,6 +402,22 @@ def _width_probes() -> Iterable[Probe]:
         for name, body in ((f"load_l1_{width}", loads), (f"store_{width}", stores)):
             text = _kernel(name, setup, body, after="@%never st.global.u64 [%out], %rd0;")
             yield Probe(name, text, "instructions of a warp", 8 * 512 // 32, (32, 96), 512)
+
+
+def _line_probes() -> Iterable[Probe]:
+    """Warps load 4 bytes a lane that lie in so many lines of L1, again and again."""
+    for lines in (2, 4, 8, 16, 32):
+        setup = f"""
+        and.b32 %r100, %lane, 31; and.b32 %r101, %r100, {lines - 1}; shr.u32 %r102, %r100, {lines.bit_length() - 1};
+        mul.wide.u32 %rd0, %r101, 128; mul.wide.u32 %rd1, %r102, 4; add.u64 %rd0, %rd0, %rd1; add.u64 %rd0, %rd0, %data;
+        mov.u32 %r50, %zero;
+        """
+        body = "".join(f"ld.global.ca.u32 %r{k}, [%rd0+{4096 * k}];" for k in range(8))
+        body += "".join(f"xor.b32 %r50, %r50, %r{k};" for k in range(8))
+        body += "cvt.u64.u32 %rd1, %r50; add.u64 %rd0, %rd0, %rd1;"
+        name = f"load_l1_{lines}_lines"
+        text = _kernel(name, setup, body, after="@%never st.global.u64 [%out], %rd0;")
+        yield Probe(name, text, "instructions of a warp", 8 * 512 // 32, (32, 96), 512)
 
 
 def _rows(name: str, width: str, blocks: int) -> Probe:

@@ -371,6 +371,8 @@ class Recorder(Observer):
         self._notes.setdefault(trace, {}).setdefault(id(origin), []).append(copy)
 
     def cp_async_reads(self, threads: np.ndarray, addresses: np.ndarray, size: int, origin: Any) -> None:
+        if not threads.size:
+            return  # none of the lanes reads anything
         address = addresses.astype(np.int64)
         segment = self.machine.memory.find(int(address[0]))
         slot, index = threads // self.machine.threads, threads % self.machine.threads
