@@ -34,7 +34,7 @@ from . import arch as architectures
 from . import cache, ptx
 from .tensor_map import TensorMapType
 from .trace import marks as trace_marks
-from .unroll import apply_marks
+from .unroll import apply_marks, without_marks
 
 DEFAULT_ARCH = "sm_90a"
 _TENSOR_MAP_BYTES = 128
@@ -477,6 +477,7 @@ def _tidy(
     if len(declared) != len(leaves):
         raise CompileError(f"{name}: {len(declared)} parameters in the PTX, {len(leaves)} expected from its types")
 
+    text = without_marks(text)
     # The environment object serves Numba's CPU calling convention only; nothing refers to it.
     text = re.sub(r"^\.common \.global[^\n]*NumbaEnv[^\n]*\n", "", text, flags=re.M)
     taken = {word for line in _DIRECTIVE.findall(_STRING.sub("", text)) for word in _SYMBOL.findall(line)}

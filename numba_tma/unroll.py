@@ -18,6 +18,8 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 _MARK = "// unroll "
+_KEEP = f'  call void asm sideeffect "{_MARK}kept", ""()\n'
+_KEPT = re.compile(rf"^[^\n]*// begin inline asm[^\n]*\n[^\n]*{_MARK}kept[^\n]*\n[^\n]*// end inline asm[^\n]*\n", re.M)
 _FUNCTION = re.compile(r"^define .*?^\}$", re.M | re.S)
 _BLOCK = re.compile(r"^(?:\"([^\"]+)\"|([\w.$-]+)):[^\n]*$", re.M)
 _TARGET = re.compile(r"label %(?:\"([^\"]+)\"|([\w.$-]+))")
@@ -55,6 +57,11 @@ def apply_marks(text: str) -> str:
     return "\n".join([text, *nodes, ""])
 
 
+def without_marks(text: str) -> str:
+    """The PTX without what `apply_marks` left there."""
+    return _KEPT.sub("", text)
+
+
 def _annotate(function: str, nodes: list[str]) -> str:
     if _MARK not in function:
         return function
@@ -71,7 +78,9 @@ def _annotate(function: str, nodes: list[str]) -> str:
             for latch, _ in [pair for pair in latches if pair[1] == latches[0][1]]:
                 number = _FIRST_NODE + 2 * len(nodes)
                 nodes += [f"!{number} = distinct !{{!{number}, !{number + 1}}}", f"!{number + 1} = {_request(mark)}"]
-                bodies[latch] = f"{bodies[latch].rstrip()}, !llvm.loop !{number}\n"
+                block, branch = bodies[latch].rstrip().rsplit("\n", 1)
+                # An empty block would be merged into others before the loop is looked at, and the request lost.
+                bodies[latch] = f"{block}\n{_KEEP}{branch}, !llvm.loop !{number}\n"
         bodies[name] = _CALL.sub("", bodies[name])
     start = function.index(blocks[0][1])
     return function[:start] + "".join(bodies[name] for name, _ in blocks) + "}"

@@ -1,0 +1,172 @@
+"""What a step is bound with: queries, keys, values and outputs, seen and checked once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import arrays
+from ...arrays import ArrayView
+from ...pitch import is_pitched
+from ...tensor_map import TensorMap
+from .masks import UNBOUNDED, Band
+
+INPUTS = ("float16", "bfloat16")
+BOX = 64  # elements in a box's row of 128 bytes
+MAX_HEAD_DIM = 256
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a product of a query and a key becomes an exponent of 2.
+
+    Without a soft cap the exponent is `factor` · x. With one, x is first replaced by tanh(x · scale / cap), for which
+    kernels take a power of 2 again: `inner` is 2 log2(e) scale / cap. Both are float32, which kernels take as they are.
+    """
+
+    factor: np.float32
+    inner: np.float32
+    capped: bool
+
+    @staticmethod
+    def of(scale: float, soft_cap: float) -> Scores:
+        """Of a softmax over scale · x, or over cap · tanh(scale · x / cap) if the soft cap is not 0.
+
+        Raises:
+            ValueError: a scale that is not positive and finite, or a soft cap below 0.
+        """
+        if not (math.isfinite(scale) and scale > 0):
+            raise ValueError(f"scale {scale}: a positive number expected; usually it is 1 / sqrt(head_dim)")
+        if not (math.isfinite(soft_cap) and soft_cap >= 0):
+            raise ValueError(f"soft_cap {soft_cap}: the bound of the scores expected, or 0 for none")
+        if soft_cap == 0:
+            return Scores(np.float32(scale * _LOG2_E), np.float32(0), False)
+        return Scores(np.float32(soft_cap * _LOG2_E), np.float32(2 * _LOG2_E * scale / soft_cap), True)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The arrays of one attention, their extents, and what is asked of it.
+
+    `heads` are the queries' and `kv_heads` those of keys and values, of which each serves `group` neighbouring heads.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+    batch: int
+    sq: int
+    skv: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    band: Band
+    scores: Scores
+
+    @property
+    def group(self) -> int:
+        """Heads of queries that share one of keys and values."""
+        return self.heads // self.kv_heads
+
+    @property
+    def diagonals(self) -> tuple[np.int32, np.int32]:
+        """`low` and `high` of the band of keys that a query sees."""
+        return self.band.diagonals(self.sq, self.skv)
+
+    def grid(self, rows: int) -> tuple[int, int, int]:
+        """Tiles of `rows` queries, heads, batches."""
+        return -(-self.sq // rows), self.heads, self.batch
+
+    def maps(self, rows: int, keys: int) -> tuple[TensorMap, TensorMap, TensorMap]:
+        """Tensor maps of q, k and v: boxes of `rows` or `keys` rows of one head and 64 of its columns, swizzled."""
+        boxes = ((self.q, rows), (self.k, keys), (self.v, keys))
+        q, k, v = (TensorMap(array, (1, n, 1, BOX), swizzle="128B", store=False) for array, n in boxes)
+        return q, k, v
+
+    def check_rows(self) -> None:
+        """See that vectors of 16 bytes, cp.async's and the copy engine's, can move whole rows.
+
+        Raises:
+            ValueError: rows of q, k, v or o do not begin or end at multiples of 16 bytes.
+        """
+        if self.head_dim % 8:
+            raise ValueError(
+                f"head_dim {self.head_dim}: rows are moved in pieces of 16 bytes, 8 elements: pad q, k and v with "
+                f"zeros to {-(-self.head_dim // 8) * 8} (and give `scale`), or take a step of plain Numba"
+            )
+        for name in ("q", "k", "v", "o"):
+            if not is_pitched(getattr(self, name)):
+                raise ValueError(
+                    f"{name}: its rows do not begin at multiples of 16 bytes (strides "
+                    f"{arrays.view(getattr(self, name)).strides} B): copy it, or take a step of plain Numba"
+                )
+
+
+def operands(
+    given: Mapping[str, Any],
+    causal: bool = False,
+    window: tuple[int, int] = (UNBOUNDED, UNBOUNDED),
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+) -> Operands:
+    """The arrays "q" (B, Sq, Hq, D), "k" and "v" (B, Skv, Hkv, D), "o" as q and "lse" (B, Hq, Sq), checked.
+
+    q, k, v and o are all float16 or all bfloat16, lse is float32; D is 256 at most, Hq a multiple of Hkv. `scale` is
+    1 / sqrt(D) if it is not given.
+
+    Raises:
+        TypeError: not an array.
+        ValueError: dimensions, extents, types, strides, the window, the scale or the soft cap do not fit.
+    """
+    views = {name: _view(name, given[name], 3 if name == "lse" else 4) for name in ("q", "k", "v", "o", "lse")}
+    q, k, v, o, lse = views.values()
+    batch, sq, heads, head_dim = q.shape
+    skv, kv_heads = k.shape[1:3]
+    if k.shape != (batch, skv, kv_heads, head_dim) or v.shape != k.shape or o.shape != q.shape:
+        raise ValueError(
+            f"q {q.shape}, k {k.shape}, v {v.shape}, o {o.shape}: they must be (B, Sq, Hq, D), (B, Skv, Hkv, D), "
+            f"(B, Skv, Hkv, D) and (B, Sq, Hq, D)"
+        )
+    if lse.shape != (batch, heads, sq) or lse.dtype != np.float32:
+        raise ValueError(
+            f"lse is {lse.dtype} {lse.shape}: float32 of shape (B, Hq, Sq), {(batch, heads, sq)}, expected"
+        )
+    if 0 in q.shape or 0 in k.shape:
+        raise ValueError(f"q {q.shape}, k {k.shape}: there is nothing to attend to")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} heads of queries, {kv_heads} of keys: each of these serves equally many of those")
+    if head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim {head_dim}: O's rows are kept in registers, {MAX_HEAD_DIM} elements at most")
+    if q.dtype.name not in INPUTS or any(view.dtype != q.dtype for view in (k, v, o)):
+        raise ValueError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}, o {o.dtype}: all float16 or all bfloat16 expected")
+    return Operands(
+        *(given[name] for name in views),
+        batch,
+        sq,
+        skv,
+        heads,
+        kv_heads,
+        head_dim,
+        q.dtype.name,
+        Band.of(causal, window),
+        Scores.of(1 / math.sqrt(head_dim) if scale is None else float(scale), float(soft_cap)),
+    )
+
+
+def _view(name: str, array: Any, dimensions: int) -> ArrayView:
+    found = arrays.view(array)
+    if found is None:
+        raise TypeError(f"{name} is a {type(array).__name__}; an array is expected")
+    if len(found.shape) != dimensions:
+        raise ValueError(f"{name} has the shape {found.shape}: {dimensions} dimensions expected")
+    if found.shape[-1] > 1 and found.strides[-1] != found.dtype.itemsize:
+        raise ValueError(f"{name}: strides {found.strides} B; its last dimension must be contiguous: copy it")
+    return found

@@ -1,0 +1,542 @@
+"""Steps 5 to 9, FlashAttention-3's way: wgmma, a producer, and softmax beside the next block's scores.
+
+A block computes 64 rows of O for each of its consumer warpgroups. Q stays in shared memory; K and V come through rings
+of their own, so that a block of keys is let go as soon as its scores are there. The scores are a warpgroup's
+accumulator, and become weights in the registers from which the second product reads its operand A.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numba import cuda
+from numba.cuda.types import float32, int32, uint32, uint64
+
+from ... import ptx
+from ...launch import Kernel, kernel
+from ...pipeline import mbarrier_wait, ring
+from ...shared import Barriers, Shared, Tiles
+from ...unroll import unroll
+from ...warpgroup import ROW_BYTES, matrix_descriptor
+from ..gemm.epilogue import make_pack
+from ..gemm.warpgroup import BOX_COLUMNS, GROUP_ROWS, WARPGROUP
+from .masks import Kind, make_tile_masks
+from .softmax import NOTHING, inverse, log_sum_exp, make_softmax, quad_sum
+
+_KINDS = {"bfloat16": "bf16", "float16": "f16"}
+_STEP = 16  # of the inner dimension, in one instruction
+_PATTERN_BYTES = 8 * ROW_BYTES
+# Registers of the producer's and the consumers' threads, by the number of consumers: 64 K together at most.
+REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
+
+
+@functools.cache
+def make_scores(head_dim: int, keys: int, dtype: str) -> Callable:
+    """Make `scores(s, q, k)`: start S = Q Kᵀ of 64 rows and `keys` keys, as one group.
+
+    `s` is an accumulator of keys / 2; `q` and `k` are shared addresses of boxes of 64 columns, one behind the other.
+    """
+    kind = _KINDS[dtype]
+    mma = getattr(ptx, f"wgmma_mma_async_m64n{keys}k16_f32_{kind}_{kind}")
+    fence = getattr(ptx, f"wgmma_fence_m64n{keys}_f32")
+    steps = head_dim // _STEP
+    q_box, k_box = GROUP_ROWS * ROW_BYTES // 16, keys * ROW_BYTES // 16
+
+    @cuda.jit(device=True, forceinline=True)
+    def scores(s, q, k):
+        q, k = matrix_descriptor(q, 16, _PATTERN_BYTES), matrix_descriptor(k, 16, _PATTERN_BYTES)
+        fence(s)
+        for step in range(steps):
+            unroll()
+            box, within = step // 4, step % 4 * 2
+            mma(s, q + uint64(box * q_box + within), k + uint64(box * k_box + within), step > 0, 0, 0)
+        ptx.wgmma_commit_group()
+
+    return scores
+
+
+@functools.cache
+def make_weighted(head_dim: int, keys: int, dtype: str) -> Callable:
+    """Make `weighted(o, p, v, add)`: start O = P V, or O += P V, as one group.
+
+    `o` is an accumulator of head_dim / 2; `p` a local array of keys / 4 uint32, the weights in pairs as wgmma has its
+    operand A; `v` the shared address of boxes of `keys` rows and 64 columns, one behind the other.
+    """
+    kind = _KINDS[dtype]
+    mma = getattr(ptx, f"wgmma_mma_async_m64n{head_dim}k16_f32_{kind}_{kind}_rs")
+    fence = getattr(ptx, f"wgmma_fence_m64n{head_dim}_f32")
+    steps = keys // _STEP
+    box_bytes = keys * ROW_BYTES
+    step_units = _STEP * ROW_BYTES // 16
+
+    @cuda.jit(device=True, forceinline=True)
+    def weighted(o, p, v, add):
+        v = matrix_descriptor(v, box_bytes, _PATTERN_BYTES)
+        fence(o)
+        for step in range(steps):
+            unroll()
+            i = 4 * step
+            mma(o, p[i], p[i + 1], p[i + 2], p[i + 3], v + uint64(step * step_units), add or step > 0, 1)
+        ptx.wgmma_commit_group()
+
+    return weighted
+
+
+class Tile(NamedTuple):
+    """Device functions for the tiles of `consumers` x 64 queries that a block goes through.
+
+    nth(turn)
+        Number of the tile that this block takes as its `turn`-th: one in each round of as many tiles as there are
+        blocks, in a zigzag, so that each block has now the longest tile of a round, now the shortest.
+    place(tile, tiles_m, heads, all_heads, together)
+        First row, head and batch. Tiles are gone through by `together` heads at a time, whose keys and values fit into
+        the L2 cache; where rows see keys on their left alone, by length, the longest first.
+    blocks(row, sq, skv, low, high)
+        (first, end) of the blocks of keys, at least one.
+    fetch(tile, tensor_map, nrows, row, head, batch, bar)
+        Copy all columns of `nrows` rows of one head.
+    store(o, o_map, tile, thread, barrier, row, head, batch, top, bottom)
+        Multiply O's rows by `top` and `bottom`, and hand them to the copy engine through shared memory.
+    keep(lse, batch, head, row, sq, largest, total, factor)
+        Write the rows' log-sum-exp.
+    """
+
+    nth: Callable
+    place: Callable
+    blocks: Callable
+    fetch: Callable
+    store: Callable
+    keep: Callable
+
+
+@functools.cache
+def make_tile(head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int) -> Tile:
+    """The functions for these types and this shape of tile."""
+    boxes = -(-head_dim // BOX_COLUMNS)
+    rows = GROUP_ROWS * consumers
+    by_length = kind.right
+    block_range = make_tile_masks(kind, rows, keys).block_range
+    pack = make_pack(dtype)
+
+    @cuda.jit(device=True, forceinline=True)
+    def nth(turn):
+        block, blocks = uint32(cuda.blockIdx.x), uint32(cuda.gridDim.x)
+        if turn & uint32(1):
+            block = uint32(blocks - uint32(1) - block)
+        return uint32(turn * blocks + block)
+
+    @cuda.jit(device=True, forceinline=True)
+    def place(tile, tiles_m, heads, all_heads, together):
+        first = uint32(tile // uint32(tiles_m * together)) * together
+        within = uint32(tile - first * tiles_m)
+        if by_length:
+            width = min(uint32(all_heads - first), uint32(together))
+            turn = uint32(within // width)
+            every = uint32(first + within - turn * width)
+            m = uint32(tiles_m - uint32(1) - turn)
+        else:
+            turn = uint32(within // tiles_m)
+            m = uint32(within - turn * tiles_m)
+            every = uint32(first + turn)
+        batch = uint32(every // heads)
+        return uint32(m * uint32(rows)), uint32(every - batch * heads), batch
+
+    @cuda.jit(device=True, forceinline=True)
+    def blocks(row, sq, skv, low, high):
+        first, end = block_range(row, sq, skv, low, high)
+        return first, max(end, uint32(first + uint32(1)))  # where nothing is seen, a block all of whose keys are hidden
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(tile, tensor_map, nrows, row, head, batch, bar):
+        for box in range(boxes):
+            unroll()
+            to = uint32(ptx.shared_address(tile) + uint32(box * nrows * ROW_BYTES))
+            ptx.cp_async_bulk_tensor_4d_shared_global(to, tensor_map, 64 * box, head, row, batch, bar)
+
+    @cuda.jit(device=True, forceinline=True)
+    def store(o, o_map, tile, thread, barrier, row, head, batch, top, bottom):
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        line = uint32(ptx.shared_address(tile) + (warp * uint32(16) + lane % uint32(16)) * uint32(ROW_BYTES))
+        swizzle, right = lane % uint32(8), lane // uint32(16)
+        if thread == 0:
+            ptx.cp_async_bulk_wait_group_read(0)  # the last tile's O has left
+        ptx.bar_sync(barrier, WARPGROUP)
+        for part in range(head_dim // 16):
+            unroll()
+            i = 8 * part
+            unit = (uint32(part % 4 * 2) + right) ^ swizzle
+            ptx.stmatrix_sync_x4(
+                uint32(line + uint32(part // 4 * GROUP_ROWS * ROW_BYTES) + unit * uint32(16)),
+                pack(o[i] * top, o[i + 1] * top),
+                pack(o[i + 2] * bottom, o[i + 3] * bottom),
+                pack(o[i + 4] * top, o[i + 5] * top),
+                pack(o[i + 6] * bottom, o[i + 7] * bottom),
+            )
+        ptx.fence_proxy_async_shared_cta()
+        ptx.bar_sync(barrier, WARPGROUP)
+        if thread == 0:
+            for box in range(boxes):
+                unroll()
+                start = uint32(ptx.shared_address(tile) + uint32(box * GROUP_ROWS * ROW_BYTES))
+                ptx.cp_async_bulk_tensor_4d_global_shared(o_map, 64 * box, head, row, batch, start)
+            ptx.cp_async_bulk_commit_group()
+
+    @cuda.jit(device=True, forceinline=True)
+    def keep(lse, batch, head, row, sq, largest, total, factor):
+        for i in range(2):
+            unroll()
+            r = uint32(row + uint32(8 * i))
+            if r < sq:
+                lse[batch, head, r] = log_sum_exp(largest[i], total[i], factor)
+
+    return Tile(nth, place, blocks, fetch, store, keep)
+
+
+def _plan(boxes: int, dtype: str, consumers: int, keys: int, stages: int, o_over_q: bool) -> Shared:
+    """Shared memory: Q and O of each consumer, rings of K and V, a pair of barriers for each of what is fetched."""
+    members = {"q": Tiles(consumers, (boxes * GROUP_ROWS, BOX_COLUMNS), dtype, swizzle="128B")}
+    if not o_over_q:
+        members["o"] = members["q"]
+    for name in ("k", "v"):
+        members[name] = Tiles(stages, (boxes * keys, BOX_COLUMNS), dtype, swizzle="128B")
+    for name, count in (("q", consumers), ("k", stages), ("v", stages)):
+        members[f"{name}_full"], members[f"{name}_empty"] = Barriers(count), Barriers(count)
+    return Shared(**members)
+
+
+@cuda.jit(device=True, forceinline=True)
+def release(bar, thread):
+    """A warpgroup lets go of what `bar` guards."""
+    if thread == 0:
+        ptx.mbarrier_arrive(bar)
+
+
+@functools.cache
+def make_producer(tile: Tile, smem: Shared, boxes: int, consumers: int, keys: int, stages: int) -> tuple:
+    """Make `initialise()` of the barriers, and `produce(...)`, by which one thread fetches all that a block needs."""
+    q_bytes, kv_bytes = GROUP_ROWS * boxes * ROW_BYTES, keys * boxes * ROW_BYTES
+    nth, place, blocks, fetch = tile.nth, tile.place, tile.blocks, tile.fetch
+
+    @cuda.jit(device=True, forceinline=True)
+    def initialise():
+        for i in range(consumers):
+            ptx.mbarrier_init(smem.q_full[i], 1)
+            ptx.mbarrier_init(smem.q_empty[i], 1)
+        for stage in range(stages):
+            ptx.mbarrier_init(smem.k_full[stage], 1)
+            ptx.mbarrier_init(smem.v_full[stage], 1)
+            ptx.mbarrier_init(smem.k_empty[stage], consumers)
+            ptx.mbarrier_init(smem.v_empty[stage], consumers)
+        ptx.fence_mbarrier_init()
+
+    @cuda.jit(device=True, forceinline=True)
+    def produce(q_map, k_map, v_map, sq, skv, low, high, tiles_m, heads, all_heads, together, group):
+        use, turn = uint32(0), uint32(0)  # of the rings of K and V; of Q, and of this block's tiles
+        tile = nth(turn)
+        while tile < uint32(tiles_m * all_heads):
+            row, head, batch = place(tile, tiles_m, heads, all_heads, together)
+            kv_head = uint32(head // group)
+            first, block = blocks(row, sq, skv, low, high)
+            for i in range(consumers):
+                unroll(1)
+                mbarrier_wait(smem.q_empty[i], (turn & uint32(1)) ^ uint32(1))
+                bar = smem.q_full[i]
+                ptx.mbarrier_arrive_expect_tx(bar, q_bytes)
+                fetch(smem.q[i], q_map, GROUP_ROWS, uint32(row + uint32(i) * uint32(GROUP_ROWS)), head, batch, bar)
+            while block > first:  # backwards: the blocks at a causal mask's edge first
+                unroll(1)
+                block = uint32(block - uint32(1))
+                stage, phase = ring(use, stages)
+                use = uint32(use + uint32(1))
+                key = uint32(block * uint32(keys))
+                mbarrier_wait(smem.k_empty[stage], phase ^ uint32(1))
+                ptx.mbarrier_arrive_expect_tx(smem.k_full[stage], kv_bytes)
+                fetch(smem.k[stage], k_map, keys, key, kv_head, batch, smem.k_full[stage])
+                mbarrier_wait(smem.v_empty[stage], phase ^ uint32(1))
+                ptx.mbarrier_arrive_expect_tx(smem.v_full[stage], kv_bytes)
+                fetch(smem.v[stage], v_map, keys, key, kv_head, batch, smem.v_full[stage])
+            turn = uint32(turn + uint32(1))
+            tile = nth(turn)
+
+    return initialise, produce
+
+
+@functools.cache
+def make_warpgroups(
+    head_dim: int,
+    dtype: str,
+    kind: Kind,
+    soft_cap: bool = False,
+    consumers: int = 2,
+    keys: int = 128,
+    stages: int = 2,
+    o_over_q: bool = False,
+) -> Kernel:
+    """Steps 5 and 6: scores, softmax, product, one after the other; the warpgroups' turns mix by chance.
+
+    Tensor maps are of (batch, rows, heads, head_dim), with boxes of 64 columns of one head: 64 rows of q and o, `keys`
+    rows of k and v. `factor` and `inner` are `operands.Scores`'.
+    """
+    boxes = -(-head_dim // BOX_COLUMNS)
+    score_elements, o_elements, p_elements = keys // 2, head_dim // 2, keys // 4
+    fewer, more = REGISTERS[consumers]
+    several = consumers > 1
+    scores, weighted = make_scores(head_dim, keys, dtype), make_weighted(head_dim, keys, dtype)
+    masks = make_tile_masks(kind, GROUP_ROWS, keys)
+    full_range = masks.full_range
+    cap, hide, weigh = make_softmax(keys, masks)
+    pack = make_pack(dtype)
+    wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
+    wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
+    tile_functions = make_tile(head_dim, dtype, kind, consumers, keys)
+    nth, place, blocks, _, store, keep = tile_functions
+    smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
+    initialise, produce = make_producer(tile_functions, smem, boxes, consumers, keys, stages)
+    o_tile = _make_o_tile(smem, o_over_q)
+
+    @kernel(threads=WARPGROUP * (consumers + 1), shared=smem)
+    def attention_warpgroups(
+        q_map, k_map, v_map, o_map, lse, sq, skv, low, high, tiles_m, heads, all_heads, together, group, factor, inner
+    ):
+        thread = uint32(cuda.threadIdx.x)
+        if thread == 0:
+            initialise()
+        cuda.syncthreads()
+        if thread < WARPGROUP:
+            if several:
+                ptx.setmaxnreg_dec(fewer)
+            if thread == 0:
+                produce(q_map, k_map, v_map, sq, skv, low, high, tiles_m, heads, all_heads, together, group)
+        else:
+            if several:
+                ptx.setmaxnreg_inc(more)
+            mine = uint32(thread // uint32(WARPGROUP) - uint32(1))
+            thread = uint32(thread % uint32(WARPGROUP))
+            lane_row = uint32(thread // uint32(32) * uint32(16) + thread % uint32(32) // uint32(4))
+            lane_key = uint32(thread % uint32(4) * uint32(2))
+            s, o = cuda.local.array(score_elements, float32), cuda.local.array(o_elements, float32)
+            p = cuda.local.array(p_elements, uint32)
+            largest, total = cuda.local.array(2, float32), cuda.local.array(2, float32)
+            shrink = cuda.local.array(2, float32)
+            q_tile = ptx.shared_address(smem.q[mine])
+            use, turn = uint32(0), uint32(0)
+            tile = nth(turn)
+            while tile < uint32(tiles_m * all_heads):
+                row, head, batch = place(tile, tiles_m, heads, all_heads, together)
+                first, end = blocks(row, sq, skv, low, high)
+                row = uint32(row + mine * uint32(GROUP_ROWS))
+                first_full, end_full = full_range(row, first, end, skv, low, high)
+                mbarrier_wait(smem.q_full[mine], turn & uint32(1))
+                largest[0], largest[1] = float32(NOTHING), float32(NOTHING)
+                total[0], total[1] = float32(0), float32(0)
+                block = end
+                while block > first:
+                    unroll(1)
+                    started = block < end
+                    block = uint32(block - uint32(1))
+                    stage, phase = ring(use, stages)
+                    use = uint32(use + uint32(1))
+                    mbarrier_wait(smem.k_full[stage], phase)
+                    scores(s, q_tile, ptx.shared_address(smem.k[stage]))
+                    wait_scores(s, 0)
+                    release(smem.k_empty[stage], thread)
+                    if soft_cap:
+                        cap(s, inner)
+                    if block < first_full or block >= end_full:
+                        hide(s, uint32(row + lane_row), uint32(block * uint32(keys) + lane_key), skv, low, high)
+                    weigh(s, factor, largest, total, shrink)
+                    for i in range(p_elements):
+                        unroll()
+                        p[i] = ptx.mov_b32(pack(s[2 * i], s[2 * i + 1]))
+                    for i in range(o_elements):
+                        unroll()
+                        o[i] = o[i] * shrink[i // 2 % 2] if started else float32(0)
+                    mbarrier_wait(smem.v_full[stage], phase)
+                    weighted(o, p, ptx.shared_address(smem.v[stage]), True)
+                    wait_o(o, 0)
+                    release(smem.v_empty[stage], thread)
+                if not o_over_q:
+                    release(smem.q_empty[mine], thread)
+                total[0], total[1] = quad_sum(total[0]), quad_sum(total[1])
+                top, bottom = inverse(total[0]), inverse(total[1])
+                store(o, o_map, o_tile(mine), thread, uint32(mine + uint32(3)), row, head, batch, top, bottom)
+                if o_over_q and thread == 0:
+                    ptx.cp_async_bulk_wait_group_read(0)
+                    ptx.mbarrier_arrive(smem.q_empty[mine])
+                if lane_key == 0:
+                    keep(lse, batch, head, uint32(row + lane_row), sq, largest, total, factor)
+                turn = uint32(turn + uint32(1))
+                tile = nth(turn)
+            if thread == 0:
+                ptx.cp_async_bulk_wait_group_read(0)
+
+    return attention_warpgroups
+
+
+def _make_o_tile(smem: Shared, o_over_q: bool) -> Callable:
+    """Make `o_tile(consumer)`: where its O goes, if need be over its Q, which it does not need any more then."""
+    if o_over_q:
+
+        @cuda.jit(device=True, forceinline=True)
+        def o_tile(mine):
+            return smem.q[mine]
+
+        return o_tile
+
+    @cuda.jit(device=True, forceinline=True)
+    def own_tile(mine):
+        return smem.o[mine]
+
+    return own_tile
+
+
+@functools.cache
+def make_overlapped(
+    head_dim: int,
+    dtype: str,
+    kind: Kind,
+    soft_cap: bool = False,
+    consumers: int = 2,
+    keys: int = 128,
+    stages: int = 2,
+    o_over_q: bool = False,
+    ping_pong: bool = False,
+) -> Kernel:
+    """Steps 7 to 9: the next block's scores are started before this one's product, so that softmax has one beside it.
+
+    With `ping_pong` two warpgroups also take turns in starting: one's products run beside the other's softmax.
+    Parameters are those of `make_warpgroups`'.
+    """
+    boxes = -(-head_dim // BOX_COLUMNS)
+    score_elements, o_elements, p_elements = keys // 2, head_dim // 2, keys // 4
+    fewer, more = REGISTERS[consumers]
+    several = consumers > 1
+    ping_pong = ping_pong and consumers == 2
+    pair = 2 * WARPGROUP
+    scores, weighted = make_scores(head_dim, keys, dtype), make_weighted(head_dim, keys, dtype)
+    masks = make_tile_masks(kind, GROUP_ROWS, keys)
+    row_range = masks.row_range
+    left = kind.left
+    cap, hide, weigh = make_softmax(keys, masks)
+    pack = make_pack(dtype)
+    wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
+    wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
+    tile_functions = make_tile(head_dim, dtype, kind, consumers, keys)
+    nth, place, blocks, _, store, keep = tile_functions
+    smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
+    initialise, produce = make_producer(tile_functions, smem, boxes, consumers, keys, stages)
+    o_tile = _make_o_tile(smem, o_over_q)
+
+    @kernel(threads=WARPGROUP * (consumers + 1), shared=smem)
+    def attention_overlapped(
+        q_map, k_map, v_map, o_map, lse, sq, skv, low, high, tiles_m, heads, all_heads, together, group, factor, inner
+    ):
+        thread = uint32(cuda.threadIdx.x)
+        if thread == 0:
+            initialise()
+        cuda.syncthreads()
+        if thread < WARPGROUP:
+            if several:
+                ptx.setmaxnreg_dec(fewer)
+            if thread == 0:
+                produce(q_map, k_map, v_map, sq, skv, low, high, tiles_m, heads, all_heads, together, group)
+        else:
+            if several:
+                ptx.setmaxnreg_inc(more)
+            mine = uint32(thread // uint32(WARPGROUP) - uint32(1))
+            thread = uint32(thread % uint32(WARPGROUP))
+            lane_row = uint32(thread // uint32(32) * uint32(16) + thread % uint32(32) // uint32(4))
+            lane_key = uint32(thread % uint32(4) * uint32(2))
+            s, o = cuda.local.array(score_elements, float32), cuda.local.array(o_elements, float32)
+            p = cuda.local.array(p_elements, uint32)
+            largest, total = cuda.local.array(2, float32), cuda.local.array(2, float32)
+            shrink = cuda.local.array(2, float32)
+            q_tile = ptx.shared_address(smem.q[mine])
+            use, turn = uint32(0), uint32(0)
+            if ping_pong and mine == 1:
+                ptx.bar_arrive(1, pair)  # the first warpgroup begins
+            tile = nth(turn)
+            while tile < uint32(tiles_m * all_heads):
+                row, head, batch = place(tile, tiles_m, heads, all_heads, together)
+                first, block = blocks(row, sq, skv, low, high)
+                row = uint32(row + mine * uint32(GROUP_ROWS))
+                # The keys that all 64 rows see, by way of this thread's own row: with a limit that ptxas knows to be the
+                # same for all threads it parts the loop in a way that lets no wgmma run across.
+                my_first, my_end = row_range(uint32(row + lane_row), skv, low, high)
+                all_first = int32(my_first + int32(GROUP_ROWS - 1) - int32(lane_row))
+                all_end = int32(my_end - int32(lane_row))
+                mbarrier_wait(smem.q_full[mine], turn & uint32(1))
+
+                # The last block of keys: scores and weights, with nothing beside them.
+                block = uint32(block - uint32(1))
+                stage, phase = ring(use, stages)
+                mbarrier_wait(smem.k_full[stage], phase)
+                scores(s, q_tile, ptx.shared_address(smem.k[stage]))
+                wait_scores(s, 0)
+                release(smem.k_empty[stage], thread)
+                if soft_cap:
+                    cap(s, inner)
+                hide(s, uint32(row + lane_row), uint32(block * uint32(keys) + lane_key), skv, low, high)
+                largest[0], largest[1] = float32(NOTHING), float32(NOTHING)
+                total[0], total[1] = float32(0), float32(0)
+                weigh(s, factor, largest, total, shrink)
+                for i in range(p_elements):
+                    unroll()
+                    p[i] = ptx.mov_b32(pack(s[2 * i], s[2 * i + 1]))
+                started = False
+                while block > first:
+                    unroll(1)
+                    block = uint32(block - uint32(1))
+                    use = uint32(use + uint32(1))
+                    following, next_phase = ring(use, stages)
+                    mbarrier_wait(smem.k_full[following], next_phase)
+                    if ping_pong:
+                        ptx.bar_sync(uint32(uint32(1) + mine), pair)
+                    scores(s, q_tile, ptx.shared_address(smem.k[following]))
+                    mbarrier_wait(smem.v_full[stage], phase)
+                    weighted(o, p, ptx.shared_address(smem.v[stage]), started)
+                    if ping_pong:
+                        ptx.bar_arrive(uint32(uint32(2) - mine), pair)
+                    started = True
+                    wait_scores(s, 1)
+                    release(smem.k_empty[following], thread)
+                    if soft_cap:
+                        cap(s, inner)
+                    key, end = int32(block * uint32(keys)), int32(uint32(block + uint32(1)) * uint32(keys))
+                    if end > all_end or (left and key < all_first):
+                        hide(s, uint32(row + lane_row), uint32(block * uint32(keys) + lane_key), skv, low, high)
+                    weigh(s, factor, largest, total, shrink)
+                    wait_o(o, 0)
+                    release(smem.v_empty[stage], thread)
+                    for i in range(p_elements):  # not before the product that reads them is done
+                        unroll()
+                        p[i] = ptx.mov_b32(pack(s[2 * i], s[2 * i + 1]))
+                    for i in range(o_elements):
+                        unroll()
+                        o[i] *= shrink[i // 2 % 2]
+                    stage, phase = following, next_phase
+                if not o_over_q:
+                    release(smem.q_empty[mine], thread)
+                mbarrier_wait(smem.v_full[stage], phase)
+                weighted(o, p, ptx.shared_address(smem.v[stage]), started)
+                total[0], total[1] = quad_sum(total[0]), quad_sum(total[1])
+                top, bottom = inverse(total[0]), inverse(total[1])
+                wait_o(o, 0)
+                release(smem.v_empty[stage], thread)
+                store(o, o_map, o_tile(mine), thread, uint32(mine + uint32(3)), row, head, batch, top, bottom)
+                if o_over_q and thread == 0:
+                    ptx.cp_async_bulk_wait_group_read(0)
+                    ptx.mbarrier_arrive(smem.q_empty[mine])
+                if lane_key == 0:
+                    keep(lse, batch, head, uint32(row + lane_row), sq, largest, total, factor)
+                use = uint32(use + uint32(1))
+                turn = uint32(turn + uint32(1))
+                tile = nth(turn)
+            if ping_pong and mine == 0:
+                ptx.bar_sync(1, pair)  # the second one's last arrival
+            if thread == 0:
+                ptx.cp_async_bulk_wait_group_read(0)
+
+    return attention_overlapped
