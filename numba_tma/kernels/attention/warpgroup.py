@@ -462,8 +462,8 @@ def make_overlapped(
                 row, head, batch = place(tile, tiles_m, heads, all_heads, together)
                 first, block = blocks(row, sq, skv, low, high)
                 row = uint32(row + mine * uint32(GROUP_ROWS))
-                # The keys that all 64 rows see, by way of this thread's own row: with a limit that ptxas knows to be the
-                # same for all threads it parts the loop in a way that lets no wgmma run across.
+                # The keys that all 64 rows see, by way of this thread's own row: with a limit that ptxas knows to be
+                # the same for all threads it parts the loop in a way that lets no wgmma run across.
                 my_first, my_end = row_range(uint32(row + lane_row), skv, low, high)
                 all_first = int32(my_first + int32(GROUP_ROWS - 1) - int32(lane_row))
                 all_end = int32(my_end - int32(lane_row))
