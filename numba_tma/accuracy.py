@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .kernels import kv_stream
 from .kernels.problem import Case, Problem, Variant
 from .launch import HazardWarning, use_backend
 from .sim.timing import ModelOptions
@@ -60,6 +61,24 @@ def modelled(problem: Problem, case: Case, variants: Iterable[Variant]) -> Itera
             "options": case.options_of(variant.name),
             "modelled": report.model.as_dict(),
         }
+
+
+def overlap(works: Sequence[int]) -> Iterator[Record]:
+    """The model's times of kv_stream with one buffer, with two and without copies: see `measurements.overlap`."""
+    rows, columns = 8448, 16384
+    arrays = {name: np.zeros((rows, columns), np.float16) for name in ("k", "v")}
+    arrays["out"] = np.zeros((1, rows), np.float32)
+    binds = {
+        "one buffer": kv_stream.bind_one_buffer,
+        "two buffers": kv_stream.PROBLEM.variant("tma").bind,
+        "compute alone": kv_stream.bind_resident,
+    }
+    for work in works:
+        seconds = {}
+        for name, bind in binds.items():
+            with use_backend("sim", model=ModelOptions(sample=True), hazards=False):
+                seconds[name] = bind(arrays, tile=(64, 256), threads=256, work=work)().model.seconds
+        yield {"work": work, "seconds": seconds}
 
 
 def compared(measured: Sequence[Record], model: Sequence[Record]) -> list[Record]:

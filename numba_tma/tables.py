@@ -14,6 +14,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from . import accuracy
 from .report import seconds
 
 _COMPUTE_BOUND = 50  # flops a byte from which a problem's rate is given in TFLOP/s
@@ -328,6 +329,45 @@ def _headline(results: Path) -> str:
     return _table(rows, ["", ""])
 
 
+def _accuracy(results: Path) -> str:
+    made = _load(results, "model.json")
+    rows = []
+    for r in accuracy.compared(load_records(results), made["records"]):
+        error = r["model_ratio"] / r["gpu_ratio"] - 1
+        rows.append(
+            [
+                f"{r['problem']}.{r['variant']}",
+                "×".join(map(str, r["shape"])),
+                r["dtype"],
+                options_in_words(r["options"]),
+                seconds(r["gpu"]),
+                seconds(r["model"]),
+                f"{r['model'] / r['gpu'] - 1:+.0%}",
+                f"{r['gpu_ratio']:.2f}×",
+                f"{r['model_ratio']:.2f}×",
+                f"{error:+.0%}",
+            ]
+        )
+    times = ["GPU", "model", "off by"]
+    ratios = ["ratio, GPU", "ratio, model", "off by"]
+    return _table(rows, ["kernel", "shape", "type", "options", *times, *ratios])
+
+
+def _accuracy_overlap(results: Path) -> str:
+    measured = {r["work"]: r["seconds"] for r in _load(results, "h200_measurements.json")["overlap"]}
+    rows = []
+    for r in _load(results, "model.json")["overlap"]:
+        gpu, model = measured[r["work"]], r["seconds"]
+        rows.append(
+            [
+                r["work"],
+                *(f"{gpu[name] * 1e6:.0f} / {seconds_ * 1e6:.0f} µs" for name, seconds_ in model.items()),
+                f"{gpu['one buffer'] / gpu['two buffers']:.2f}× / {model['one buffer'] / model['two buffers']:.2f}×",
+            ]
+        )
+    return _table(rows, ["work; GPU / model", "one buffer", "two buffers", "compute alone", "two vs one"])
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "circumstances": _circumstances,
     "claims": _claims,
@@ -339,6 +379,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "kv_stream speed": _speed("kv_stream"),
     "kv_stream sweep": _sweep,
     "launch overhead": _launch_overhead,
+    "model accuracy": _accuracy,
+    "model overlap": _accuracy_overlap,
     "problems": _problems,
     "simulator speed": _simulator,
 }

@@ -14,6 +14,9 @@ from numba_tma.kernels import select
 from numba_tma.report import seconds
 from numba_tma.sim.timing import default_device
 
+# Of the multiply-adds per pair that `measure.py --only overlap` goes through.
+WORKS = (0, 8, 16, 24, 32)
+
 
 def main() -> int:
     """Model; the exit status is 0 unless a name is unknown."""
@@ -27,7 +30,14 @@ def main() -> int:
     except KeyError as error:
         print(f"model_accuracy: {error.args[0]}", file=sys.stderr)
         return 2
-    records = []
+    records: list[dict] = []
+    overlap: list[dict] = []
+
+    def keep() -> None:
+        if options.json:
+            kept = {"circumstances": suite.circumstances(), "device": default_device().as_dict()}
+            options.json.write_text(json.dumps({**kept, "records": records, "overlap": overlap}, indent=1) + "\n")
+
     for problem, variants in chosen:
         for case in problem.cases[options.cases, "gpu"]:
             started = time.perf_counter()
@@ -38,9 +48,13 @@ def main() -> int:
                 spent = time.perf_counter() - started
                 print(f"{name}: modelled {seconds(record['modelled']['seconds'])} ({spent:.1f} s)", flush=True)
                 started = time.perf_counter()
-                if options.json:
-                    kept = {"circumstances": suite.circumstances(), "device": default_device().as_dict()}
-                    options.json.write_text(json.dumps({**kept, "records": records}, indent=1) + "\n")
+                keep()
+    if not options.only or "kv_stream" in options.only:
+        for record in accuracy.overlap(WORKS):
+            overlap.append(record)
+            times = ", ".join(f"{name} {seconds(value)}" for name, value in record["seconds"].items())
+            print(f"overlap, work {record['work']}: modelled {times}", flush=True)
+            keep()
     return 0
 
 

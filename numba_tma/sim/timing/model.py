@@ -163,6 +163,6 @@ class Model:
             "played": self.played,
             "machine_code": self.machine_code,
             "busy": self.busy,
-            "stalls": [vars(stall) for stall in self.stalls[:16]],
+            "stalls": [vars(stall) for stall in self.stalls[:4]],
             "notes": self.notes,
         }
