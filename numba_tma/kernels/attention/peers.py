@@ -1,0 +1,41 @@
+"""The library that the ladder is measured beside: FlashAttention-2, as PyTorch has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..gemm.peers import as_torch
+from .masks import UNBOUNDED
+
+
+def flash_attention_2(
+    given: Mapping[str, Any],
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (UNBOUNDED, UNBOUNDED),
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+) -> Callable[[], Any] | None:
+    """The forward kernel behind torch's scaled_dot_product_attention on device arrays "q", "k" and "v".
+
+    None: no PyTorch for CUDA here, or what its interface cannot ask for (a window, a soft cap, causal attention of
+    fewer or more queries than keys, which it aligns at their beginnings, head dimensions that are no multiple of 8).
+    """
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available() or tuple(window) != (UNBOUNDED, UNBOUNDED) or soft_cap:
+        return None
+    # It wants heads before rows, as a view.
+    q, k, v = (as_torch(given[name]).transpose(1, 2) for name in ("q", "k", "v"))
+    if (causal and q.shape[2] != k.shape[2]) or q.shape[3] % 8:
+        return None
+    group = q.shape[1] // k.shape[1]
+    if group > 1:  # not part of what is timed
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    forward = torch.ops.aten._scaled_dot_product_flash_attention.default
+    return lambda: forward(q, k, v, 0.0, causal, False, scale=scale)
