@@ -90,7 +90,7 @@ which accesses are ordered before which, and does not wait for a wrong number. T
 (`report.hazards`); a launch that hangs or faults has them in its error (`error.hazards`).
 
 An *error* is wrong. A *warning* is where the manual and common practice part, or where it depends on what else the
-kernel does. Reporting costs time, a few times the simulator's own at most: `use_backend("sim", hazards=False)` does
+kernel does. Reporting costs time, up to about three times the simulator's own: `use_backend("sim", hazards=False)` does
 without.
 
 | identifier | severity | what |

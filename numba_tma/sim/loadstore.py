@@ -195,12 +195,13 @@ def _st(d: Builder, instruction: Instruction) -> Step:
             return
         for positions, (view, index, kind) in parts:
             stored[kind] += nbytes * positions.size
+            values = [value if value.size == 1 else value[positions] for value in (read(fragment) for read in readers)]
             if machine.observer is not None:
                 part = fragment.subset(positions, fragment.block)
-                machine.observer.access(part, instruction, kind, view, index, count, "write")
-            for k, read in enumerate(readers):
-                value = read(fragment)
-                _put(view, index + k, value if value.size == 1 else value[positions], kind)
+                reads = [lambda fragment, value=value: value for value in values]
+                machine.observer.access(part, instruction, kind, view, index, count, "write", reads)
+            for k, value in enumerate(values):
+                _put(view, index + k, value, kind)
 
     return Step(run=run)
 

@@ -342,6 +342,47 @@ def test_blocks_signal(function, rng):
         np.testing.assert_array_equal(out, 2 * x.sum(axis=0))
 
 
+MANY = 80  # blocks of 1024 threads: more than the simulator runs at a time
+
+
+@kernel(threads=1024)
+def last_of_many_blocks(partial, counter, out):
+    thread, block = cuda.threadIdx.x, cuda.blockIdx.x
+    partial[block, thread] = float32(block)
+    cuda.threadfence()
+    cuda.syncthreads()
+    last = 0
+    if thread == 0:
+        last = int(cuda.atomic.add(counter, 0, 1) == MANY - 1)
+    if cuda.syncthreads_or(last):
+        cuda.threadfence()
+        total = float32(0)
+        for other in range(0, MANY, 9):
+            total += partial[other, thread]
+        out[thread] = total
+
+
+@kernel(threads=1024)
+def reads_the_block_before(partial, counter, out):
+    thread, block = cuda.threadIdx.x, cuda.blockIdx.x
+    partial[block, thread] = float32(block)
+    if block > 0:
+        out[thread] = partial[block - 1, thread]
+
+
+def test_blocks_that_do_not_run_at_the_same_time():
+    for schedule in SCHEDULES[:3]:
+        partial, counter, out = np.zeros((MANY, 1024), np.float32), np.zeros(1, np.uint32), np.zeros(1024, np.float32)
+        launch(last_of_many_blocks, MANY, partial, counter, out, schedule=schedule)
+        assert (out == sum(range(0, MANY, 9))).all()
+        with use_backend("sim", **schedule), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            hazards = reads_the_block_before[MANY](partial, counter, out).hazards
+        found = [str(hazard) for hazard in hazards if hazard.identifier == "blocks-read-unordered"]
+        assert found
+        assert any(f"block {block}, " in found[0] for block in range(1, MANY))
+
+
 # The same kernels with a line less: found under every schedule
 
 LEFT_OUT = [

@@ -68,6 +68,7 @@ class Clocks:
         self.known = np.zeros(lanes, np.int64)
         self.own = np.zeros((PHASES + 1, lanes), np.int32)
         self.own[STEPS] = 1
+        self._steps: np.ndarray | None = None
         # Own columns before the latest fence, for each part but the first.
         self.fenced = np.zeros((self.parts.count - 1, PHASES + 1, lanes), np.int32)
         self.column = np.tile(np.arange(self.cluster_threads), -(-slots // cluster_size))[:lanes]
@@ -223,11 +224,22 @@ class Clocks:
 
     # Events
 
+    def advance(self, threads: np.ndarray) -> None:
+        """What threads do from now on is another step of theirs."""
+        self.own[STEPS, threads] += 1
+        self._steps = None
+
+    def steps(self) -> np.ndarray:
+        """All threads' steps as they are now: an array that stays as it is."""
+        if self._steps is None:
+            self._steps = self.own[STEPS].copy()
+        return self._steps
+
     def fence(self, threads: np.ndarray, parts: set[int]) -> None:
         """A fence: all that the threads know is now before it, in these parts."""
         for part in parts:
             self.fenced[part - 1][:, threads] = self.own[:, threads]
-        self.own[STEPS, threads] += 1
+        self.advance(threads)
         old, inverse = _distinct(self.known[threads])
         values = self.rows(old).reshape(len(old), self.parts.count, self.columns)
         if all((values[:, part] == values[:, 0]).all() for part in parts) and not self._reach[old].any():
@@ -284,7 +296,7 @@ class Clocks:
     def release(self, plane: Plane, places: np.ndarray, threads: np.ndarray) -> None:
         """Threads give what they know to a meeting place; what they do from now on is not part of it."""
         self._pour(plane.sum, places, threads, plane.reach)
-        self.own[STEPS, threads] += 1
+        self.advance(threads)
 
     def complete(self, plane: Plane, places: np.ndarray) -> None:
         """What has been given so far is there to be acquired."""
@@ -315,7 +327,7 @@ class Clocks:
         count = int(number[-1]) + 1
         target, reach = np.zeros((count, self.width), np.int32), np.zeros((count, 2), np.int32)
         self._pour(target, number, threads, reach)
-        self.own[STEPS, threads] += 1
+        self.advance(threads)
         self.known[threads] = self.new_rows(target, reach)[number]
 
     def snapshots(self, threads: np.ndarray) -> np.ndarray:

@@ -2,8 +2,10 @@
 
 A *stamp* is an int64: thread of the grid (26 bits), its step (24 bits), number of the instruction (12 bits); 0 for
 "never". Bit 62 marks a copy's: the rest is its number in a list. Pieces are as large as the accesses allow. Of the
-reads since the last write two are kept: the latest, and one that the latest is not ordered after. What tensor and bulk
-loads read is only noted in memory that the launch has written to: most memory is either read or written.
+reads since the last write two are kept: the latest, and one that the latest is not ordered after.
+
+Most memory is either read or written in a launch. So reads of memory that nothing was written to so far are only put on
+record, the latest of them, and noted when the first write comes.
 """
 
 from __future__ import annotations
@@ -39,11 +41,24 @@ _PIECE = 16
 # Memory in more pieces than this, and grids of more threads than stamps can name, are not watched.
 _MANY_PIECES = 1 << 24
 _MANY_THREADS = 1 << 26
-# Loads kept in mind of memory that nothing was written to so far.
+# Of memory that nothing was written to so far: copies on record, and bytes of records of ordinary reads.
 _LOADS = 4096
+_RECORD_BYTES = 1 << 25
 
 # (address, extents, strides), bytes; the last extent is contiguous.
 Region = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+class _Read(NamedTuple):
+    """An ordinary read on record, at byte `index * itemsize`; `first` is the number of its wave's first thread."""
+
+    index: np.ndarray
+    threads: np.ndarray
+    steps: np.ndarray
+    first: int
+    itemsize: int
+    count: int
+    number: int
 
 
 class Copy(NamedTuple):
@@ -72,6 +87,8 @@ class Pieces:
         self.piece = _PIECE
         self.dirty = False
         self.loads: deque[tuple[Copy, Region]] = deque(maxlen=_LOADS)
+        self.reads: deque[_Read] = deque()
+        self.recorded = 0
         self.used = np.zeros(1, np.int8)
         self.context = Context(MEMORY)
         self.context.set(clocks=int(clocks.context.address), used=self.used, active=np.zeros(1, np.int64), rows=1)
@@ -105,6 +122,31 @@ class Pieces:
             return None
         self.context.set(element=itemsize.bit_length() - 1, each=nbytes // self.piece, instruction=instruction)
         return self.context.address
+
+    def record(self, read: _Read) -> None:
+        """Put a read on record; the oldest are forgotten when they are too many."""
+        self.reads.append(read)
+        self.recorded += read.index.nbytes
+        while self.recorded > _RECORD_BYTES:
+            self.recorded -= self.reads.popleft().index.nbytes
+
+    def note(self, read: _Read) -> None:
+        """Note a read that was on record."""
+        nbytes = read.itemsize * read.count
+        if not self.cut(nbytes):
+            return
+        by = (read.threads + read.first) << GRID_THREAD_SHIFT
+        by |= read.steps[read.threads].astype(np.int64) << GRID_VALUE_SHIFT | read.number
+        at = np.broadcast_to(read.index, by.shape) * read.itemsize // self.piece
+        each = nbytes // self.piece
+        if each > 1:
+            at, by = (at[:, None] + np.arange(each)).reshape(-1), by.repeat(each)
+        before = self.read[at]
+        others = np.nonzero((before >> GRID_THREAD_SHIFT != by >> GRID_THREAD_SHIFT) & (before != 0))[0]
+        if others.size:
+            self.other[at[others]] = before[others]
+            self.used[0] = 1
+        self.read[at] = by
 
     def region(self, region: Region, base: int) -> np.ndarray | slice | None:
         """The pieces of a region."""
@@ -163,11 +205,14 @@ class GlobalAccesses:
     def read(self, threads: np.ndarray, instruction: Any, view: np.ndarray, index: np.ndarray, count: int) -> None:
         """Lanes read `count` elements of a segment's view from `index` on."""
         pieces = self._pieces(self.machine.memory.segment_of(view))
-        context = None if pieces is None else pieces.prepare(view.dtype.itemsize, count, self._number(instruction))
-        if context is None:
+        if pieces is None:
             return
+        number, itemsize = self._number(instruction), view.dtype.itemsize
         if not pieces.dirty:
-            scan("read_clean")(index, threads, context)
+            pieces.record(_Read(index, threads, self._clocks.steps(), self._first_thread, itemsize, count, number))
+            return
+        context = pieces.prepare(itemsize, count, number)
+        if context is None:
             return
         bad = scan("read_global")(index, threads, context)
         if bad.any():
@@ -215,6 +260,9 @@ class GlobalAccesses:
         if pieces.dirty:
             return
         pieces.dirty = True
+        for read in pieces.reads:
+            pieces.note(read)
+        pieces.reads.clear()
         for copy, region in pieces.loads:
             at = pieces.region(region, segment.base)
             if at is not None:

@@ -183,5 +183,5 @@ class Signals:
             snapshots = np.minimum(snapshots, snapshots[:, part][:, None])
             reaches = [self.reaches.only(number, part) for number in reaches]
         clusters = self._first_cluster + threads // clocks.cluster_threads
-        clocks.own[0, threads] += 1
+        clocks.advance(threads)
         return list(zip(clusters.tolist(), snapshots, reaches, strict=True))

@@ -256,13 +256,13 @@ RULES: dict[str, Rule] = {
         "warning",
         "a thread's cp.async copies are over once somebody has waited for them: its group, or the mbarrier that they "
         "arrive at",
-        "cp.async.wait_all before the exit; or start no copies that nobody uses",
+        "a cp.async.wait_all before the exit; or start no copies that nobody uses",
         "cp.async.wait_group",
     ),
     "wgmma-operands-not-fenced": Rule(
         "error",
-        "wgmma reads shared memory through the copy engine's proxy: what threads stored there needs a proxy fence",
-        "fence.proxy.async in the threads that wrote, then a block barrier, then wgmma",
+        "shared memory is read by wgmma through the copy engine's proxy: what threads stored there needs a proxy fence",
+        "a fence.proxy.async in the threads that wrote, then a block barrier, then wgmma",
         f"{_WGMMA}; Async proxy",
     ),
     "wgmma-tile-not-waited": Rule(
@@ -274,21 +274,22 @@ RULES: dict[str, Rule] = {
     "wgmma-registers-before-wait": Rule(
         "error",
         "accumulators, and A in registers, are the instruction's own until its group has been waited for",
-        "commit_group after it, and wait_group with a number small enough before their next use; the wait names the "
+        "commit the group, and wait_group with a number small enough before their next use; the wait names the "
         "accumulators, or the compiler moves their use before it",
         "wgmma.wait_group",
     ),
     "wgmma-fence-missing": Rule(
         "error",
-        "wgmma.fence orders registers between ordinary instructions and wgmma: before the first wgmma, and whenever "
-        "accumulators or A have been used otherwise; accumulators of wgmma of one shape in sequence need none",
-        "wgmma.fence after the last use of the registers and before wgmma; scale-d false spares a first clearing",
+        "registers are ordered between ordinary instructions and wgmma by wgmma.fence: before the first wgmma, and "
+        "whenever accumulators or A have been used otherwise; accumulators of wgmma of one shape in sequence need none",
+        "a wgmma.fence after the last use of the registers and before wgmma; where the compiler moves a computation "
+        "behind the fence, name its result in a wait before it",
         "wgmma.fence",
     ),
     "wgmma-operands-overwritten": Rule(
         "error",
-        "wgmma reads its operands in shared memory at some time until its group has been waited for",
-        "wgmma.wait_group for that group in the warpgroup, then an arrival that the writer waits for",
+        "operands in shared memory are read at some time until the group of the wgmma has been waited for",
+        "wait for that group in the warpgroup (wgmma.wait_group), then an arrival that the writer waits for",
         "wgmma.wait_group",
     ),
     "global-memory-race": Rule(
@@ -301,21 +302,21 @@ RULES: dict[str, Rule] = {
         "error",
         "one block reads what another writes: the writer must release it and the reader acquire that, through a flag "
         "or counter",
-        "fence.acq_rel.gpu (threadfence) before the flag is set and after it was seen, or st.release and ld.acquire; "
-        "or two launches",
+        "a fence.acq_rel.gpu (threadfence) before the flag is set and after it was seen, or st.release and "
+        "ld.acquire; or two launches",
         "Memory Consistency Model: Release and Acquire Patterns",
     ),
     "global-proxy-fence-missing": Rule(
         "error",
         "ordinary stores and the copy engine reach global memory by different proxies too",
-        "fence.proxy.async (or .global) after the stores, before the barrier or flag that orders the copy after them",
+        "a fence.proxy.async (or .global) after the stores, before the barrier or flag that orders the copy after them",
         _PROXY,
     ),
     "store-not-waited": Rule(
         "error",
         "what a bulk or tensor store writes to global memory is there once its thread has waited for the group; "
         "wait_group.read waits for the reading alone",
-        "wait_group without .read in the thread that issued the store, then a barrier",
+        "a wait_group without .read in the thread that issued the store, then a barrier",
         _BULK_WAIT,
     ),
 }

@@ -253,11 +253,6 @@ def _read_global(c: _Global, index: Any) -> None:
     c.pieces(index, piece)
 
 
-def _read_clean(c: _Global, index: Any) -> None:
-    stamp = c.stamp()
-    c.pieces(index, lambda at: _note_read(c, at, stamp))
-
-
 def _check_write(c: Any, index: Any) -> None:
     def piece(at: Any) -> None:
         written = c.load("written", at)
@@ -300,8 +295,6 @@ _FUNCTIONS: dict[str, tuple[type, Callable[[Any, Any], None]]] = {
     # Wrong: bytes that nobody has written, or that somebody not ordered before has.
     "read_shared": (_Shared, _read_shared),
     "read_global": (_Global, _read_global),
-    # Of memory that nothing was written to so far: nothing is wrong.
-    "read_clean": (_Global, _read_clean),
     # Wrong: bytes that somebody not ordered before has written or read. Changes nothing.
     "check_write_shared": (_Shared, _check_write),
     "check_write_global": (_Global, _check_write),

@@ -40,7 +40,7 @@ class TensorMaps:
         clocks, first = self.tracker.clocks, self.tracker.first_thread
         for thread, step in zip(threads.tolist(), clocks.own[STEPS, threads].tolist(), strict=True):
             self._released.setdefault(first + thread, []).append(step)
-        clocks.own[STEPS, threads] += 1
+        clocks.advance(threads)
 
     def acquired(self, threads: np.ndarray, addresses: np.ndarray) -> None:
         """Threads acquire the maps at these addresses."""

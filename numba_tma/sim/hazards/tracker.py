@@ -680,6 +680,7 @@ class Tracker(Observer):
             span = shadow.span(slot * self.machine.shared_stride + begin, length)
             self._engine_access(span, who, origin, "read")
             column, phase = word.column[targets[0]], word.phases[targets[0]] + 1
+            self.ends.copy(slot, int(column), int(phase), origin, thread)
             shadow.in_use[shadow.engine] = 1
             shadow.read[shadow.engine, span] = stamps(column, phase, number)
 
