@@ -16,6 +16,7 @@ from numba.cuda.types import uint32
 from . import bench, driver, ptx, suite
 from .device_array import DeviceArray
 from .kernels import kv_stream
+from .kernels.gemm import figures as gemm
 from .launch import Kernel, kernel
 from .pipeline import mbarrier_wait, ring
 from .shared import Barriers, Shared, Tiles
@@ -239,4 +240,7 @@ ALL: dict[str, Callable[[], list[Record]]] = {
     "small_in_a_graph": small_in_a_graph,
     "descriptor_place": descriptor_place,
     "fence_cost": fence_cost,
+    "gemm_host_overhead": gemm.host_overhead,
+    "gemm_early_start": gemm.early_start,
+    "gemm_code": gemm.code,
 }

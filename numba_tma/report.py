@@ -67,6 +67,11 @@ def failures(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def markdown(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
+    """A table for a page of the documentation; numbers stand as they are given."""
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+
+
 def seconds(value: float | None) -> str:
     """A duration in the unit that suits it."""
     if value is None:

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
-from . import accuracy
-from .report import seconds
+from . import accuracy, tables_gemm
+from .report import markdown, seconds
 
 _COMPUTE_BOUND = 50  # flops a byte from which a problem's rate is given in TFLOP/s
 PICTURES = "../pictures"  # as docs/results sees them
@@ -38,10 +36,6 @@ def update(text: str, results: Path) -> str:
 
 def _load(results: Path, name: str) -> Any:
     return json.loads((results / name).read_text())
-
-
-def _table(rows: list[list[Any]], headers: list[str]) -> str:
-    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
 
 
 def load_records(results: Path) -> list[dict]:
@@ -146,7 +140,7 @@ def _speed_table(records: list[dict], correctness: bool = False) -> str:
     if unit != "GB/s":
         columns.remove("of device copy")
     columns = [column for column in columns if column == "options" or any(row.get(column) for row in rows)]
-    return _table([[row.get(column, "") for column in columns] for row in rows], columns)
+    return markdown([[row.get(column, "") for column in columns] for row in rows], columns)
 
 
 def _error(error: float | None) -> str:
@@ -174,7 +168,7 @@ def picture_name(run: str) -> str:
 
 def _circumstances(results: Path) -> str:
     rows = [[name, str(value)] for name, value in load_records(results)[0]["circumstances"].items()]
-    return _table(rows, ["", ""])
+    return markdown(rows, ["", ""])
 
 
 def _overlap(results: Path) -> str:
@@ -191,7 +185,7 @@ def _overlap(results: Path) -> str:
             ]
         )
     headers = ["work", "copy alone, µs", "compute alone", "one buffer", "two buffers", "plain"]
-    return _table(rows, [*headers, "two vs one", "two / longer of the two alone"])
+    return markdown(rows, [*headers, "two vs one", "two / longer of the two alone"])
 
 
 def _sweep(results: Path) -> str:
@@ -203,7 +197,7 @@ def _sweep(results: Path) -> str:
         rows.append(
             [f"`{variant}`", options_in_words(r["options"]), seconds(r["seconds"]), f"{r['share_of_device_copy']:.1%}"]
         )
-    return _table(rows, ["variant", "best of the sweep at 16384²", "time", "of device copy"])
+    return markdown(rows, ["variant", "best of the sweep at 16384²", "time", "of device copy"])
 
 
 def _small(results: Path) -> str:
@@ -211,7 +205,7 @@ def _small(results: Path) -> str:
         [f"`{r['variant']}`", seconds(r["seconds"]), f"{r['gb_per_s']:,.0f}"]
         for r in _load(results, "h200_measurements.json")["small_in_a_graph"]
     ]
-    return _table(rows, ["1024², in a CUDA graph, 8 splits", "time", "GB/s"])
+    return markdown(rows, ["1024², in a CUDA graph, 8 splits", "time", "GB/s"])
 
 
 def _launch_overhead(results: Path) -> str:
@@ -219,7 +213,7 @@ def _launch_overhead(results: Path) -> str:
         [r["what"], f"{r['seconds'] * 1e6:.1f} µs", f"{r['seconds_fastest'] * 1e6:.1f} µs"]
         for r in _load(results, "h200_measurements.json")["launch_overhead"]
     ]
-    return _table(rows, ["", "median", "fastest"])
+    return markdown(rows, ["", "median", "fastest"])
 
 
 def _descriptor_place(results: Path) -> str:
@@ -227,7 +221,7 @@ def _descriptor_place(results: Path) -> str:
         [r["descriptor"], r["boxes_per_block"], seconds(r["seconds"])]
         for r in _load(results, "h200_measurements.json")["descriptor_place"]
     ]
-    return _table(rows, ["tensor map", "boxes a block", "time"])
+    return markdown(rows, ["tensor map", "boxes a block", "time"])
 
 
 def _simulator(results: Path) -> str:
@@ -236,7 +230,7 @@ def _simulator(results: Path) -> str:
         ["this simulator", f"{r['seconds']['ours']:.2f} s"],
         ["`NUMBA_ENABLE_CUDASIM=1`", f"{r['seconds']['numba']:.2f} s"],
     ]
-    return _table(rows, [f"{r['kernel']}, {r['shape'][0]}²", "time"])
+    return markdown(rows, [f"{r['kernel']}, {r['shape'][0]}²", "time"])
 
 
 def _claims(results: Path) -> str:
@@ -287,7 +281,7 @@ def _claims(results: Path) -> str:
             ", ".join(seconds(value) for value in large.values()),
         ],
     ]
-    return _table(rows, ["claim", "measured", ""])
+    return markdown(rows, ["claim", "measured", ""])
 
 
 def _headline(results: Path) -> str:
@@ -326,7 +320,7 @@ def _headline(results: Path) -> str:
             f"{simulated['ours']:.2f} s; Numba's own takes {simulated['numba']:.1f} s",
         ]
     )
-    return _table(rows, ["", ""])
+    return markdown(rows, ["", ""])
 
 
 def _accuracy(results: Path) -> str:
@@ -350,7 +344,7 @@ def _accuracy(results: Path) -> str:
         )
     times = ["GPU", "model", "off by"]
     ratios = ["ratio, GPU", "ratio, model", "off by"]
-    return _table(rows, ["kernel", "shape", "type", "options", *times, *ratios])
+    return markdown(rows, ["kernel", "shape", "type", "options", *times, *ratios])
 
 
 def _accuracy_overlap(results: Path) -> str:
@@ -365,7 +359,16 @@ def _accuracy_overlap(results: Path) -> str:
                 f"{gpu['one buffer'] / gpu['two buffers']:.2f}× / {model['one buffer'] / model['two buffers']:.2f}×",
             ]
         )
-    return _table(rows, ["work; GPU / model", "one buffer", "two buffers", "compute alone", "two vs one"])
+    return markdown(rows, ["work; GPU / model", "one buffer", "two buffers", "compute alone", "two vs one"])
+
+
+def _gemm_ladder(results: Path) -> str:
+    """The run of the suite, with its picture, or else the steps as they were first measured."""
+    records = runs(load_records(results)).get("gemm")
+    if not records:
+        return tables_gemm.ladder(_load(results, tables_gemm.MEASUREMENTS)["gemm_steps"])
+    picture = "![Bars of TFLOP/s for each step and size, beside cuBLAS](pictures/gemm.svg)"
+    return f"{picture}\n\n{tables_gemm.ladder(records)}"
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
@@ -373,6 +376,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "claims": _claims,
     "copy speed": _speed("copy"),
     "descriptor place": _descriptor_place,
+    "gemm ladder": _gemm_ladder,
     "headline": _headline,
     "kv_stream overlap": _overlap,
     "kv_stream small": _small,
@@ -383,4 +387,5 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "model overlap": _accuracy_overlap,
     "problems": _problems,
     "simulator speed": _simulator,
+    **tables_gemm.TABLES,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import fill, results, ring, swizzle
+from . import fill, matmul, results, ring, swizzle
 
 __all__ = ["pictures"]
 
@@ -19,5 +19,6 @@ def pictures(folder: Path) -> dict[str, str]:
         "swizzle.svg": swizzle.draw(),
         "fill.svg": fill.draw(),
         "ring.svg": ring.draw(),
+        "matmul.svg": matmul.draw(folder),
         **results.draw(folder),
     }

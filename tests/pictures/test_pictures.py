@@ -141,3 +141,15 @@ def test_text_is_escaped():
     assert [e.text for e in root.iter(f"{SVG}text")] == ["a < b & c"]
     assert root.get("aria-label") == 'a "title" & more'
     assert re.search(r"^</svg>\n$", picture.svg(), re.M)
+
+
+def test_products_are_as_long_as_their_rates(made):
+    records = json.loads((RESULTS / "h200_gemm.json").read_text())["shapes"]
+    records = [r for r in records if (r["dtype"], r["b_major"]) == ("bfloat16", "k")]
+    root = ElementTree.fromstring(made["matmul.svg"])
+    bars = [e for e in root.iter(f"{SVG}rect") if e.get("class") == "tma"][1:]  # the first is the legend's
+    marks = [e for e in root.iter(f"{SVG}rect") if e.get("class") == "peer"][1:]
+    assert len(bars) == len(marks) == len(records)
+    for bar, mark, record in zip(bars, marks, records, strict=True):
+        reached, peer = float(bar.get("width")), float(mark.get("x")) + 1.5 - float(bar.get("x"))
+        assert reached / peer == pytest.approx(record["cublas_seconds"] / record["seconds"], rel=0.01)

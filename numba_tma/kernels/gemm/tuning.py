@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -191,6 +191,16 @@ def _whole_waves(configuration: Configuration, types: Types, blocks: int, waves:
     return Shape(1, tiles_m * rows, tiles // tiles_m * columns, blocks * k_elements(types.dtype))
 
 
+def in_turn(
+    shape: Shape, types: Types, configurations: Mapping[str, Configuration], *, repeats: int = 9
+) -> dict[str, float]:
+    """Seconds of a product by each configuration, under its name, and by "cuBLAS"; medians of graphs run in turn."""
+    sets = _arrays(shape, types, _copies(shape, types))
+    candidates = {"cuBLAS": _cublas(sets, types)} | {key: _product(sets, c) for key, c in configurations.items()}
+    timings = bench.time_graphs(candidates, launches=_launches(shape, len(sets)), repeats=repeats)
+    return {key: timing.median for key, timing in timings.items()}
+
+
 def measure_shapes(
     shapes: dict[str, Shape], dtype: str, *, b_major: str = "k", tried: int = 5, repeats: int = 9
 ) -> list[dict[str, Any]]:
@@ -198,13 +208,10 @@ def measure_shapes(
     found = []
     for name, shape in shapes.items():
         types = types_of(dtype, shape, b_major)
-        sets = _arrays(shape, types, _copies(shape, types))
-        candidates: dict[str, Callable[[int], object]] = {"cuBLAS": _cublas(sets, types)}
         configurations = {str(c): c for c in choice.best_candidates(types, shape, tried)}
-        candidates |= {key: _product(sets, c) for key, c in configurations.items()}
-        timings = bench.time_graphs(candidates, launches=_launches(shape, len(sets)), repeats=repeats)
-        peer = timings.pop("cuBLAS").median
-        best = min(timings, key=lambda key: timings[key].median)
+        seconds = in_turn(shape, types, configurations, repeats=repeats)
+        peer = seconds.pop("cuBLAS")
+        best = min(seconds, key=seconds.__getitem__)
         found.append(
             {
                 "name": name,
@@ -212,9 +219,9 @@ def measure_shapes(
                 "b_major": b_major,
                 "shape": asdict(shape),
                 "configuration": choice.as_entry(configurations[best]),
-                "seconds": timings[best].median,
+                "seconds": seconds[best],
                 "cublas_seconds": peer,
-                "tried": {key: timing.median for key, timing in timings.items()},
+                "tried": seconds,
             }
         )
         print(
@@ -222,7 +229,6 @@ def measure_shapes(
             f"{peer / found[-1]['seconds']:.3f}, {best}",
             flush=True,
         )
-        del sets
     return found
 
 

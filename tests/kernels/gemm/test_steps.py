@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from numba_tma import pitched_copy, sim
 from numba_tma.device_array import DeviceArray
 from numba_tma.kernels.gemm import binding, ladder, peers, warp_mma
+from numba_tma.kernels.gemm.figures import main_loop
 from numba_tma.kernels.gemm.ladder import gemm, reference
 from numba_tma.kernels.gemm.operands import operands
 from numba_tma.launch import recording, use_backend
@@ -114,7 +113,7 @@ def test_the_loop_multiplies_and_does_little_else(step, arch, dtype, b_major, fi
     code = recorded.launches[0].compiled
     resources = code.resources
     assert resources.spill_store_bytes == resources.spill_load_bytes == resources.local_bytes == 0
-    loop = longest_loop(code.sass)
+    loop = main_loop(code.sass)
     kind = "HMMA.16816.F32.BF16" if dtype == "bfloat16" else "HMMA.16816.F32"
     # 64 x 64 of C and 64 of K: 4 x 8 instructions for each of four steps; a fragment load feeds four of them.
     assert loop.count(kind) == 128
@@ -122,19 +121,6 @@ def test_the_loop_multiplies_and_does_little_else(step, arch, dtype, b_major, fi
     assert loop.count("LDSM.16.MT88.4") == (16 if b_major == "n" else 0)
     assert len(loop) < 400
     assert not {"LDL", "STL", "LDG.E"} & set(loop)
-
-
-def longest_loop(sass):
-    """Mnemonics from a label to the branch back to it that holds most tensor-core instructions."""
-    lines = [line for line in sass.splitlines() if re.search(r"/\*[0-9a-f]{4,}\*/|^\s*\.L_", line)]
-    labels = {found[1]: i for i, line in enumerate(lines) if (found := re.match(r"\s*(\.L_\w+):", line))}
-    loops = []
-    for end, line in enumerate(lines):
-        back = re.search(r"BRA\S* .*`\((\.L_\w+)\)", line)
-        if back and labels.get(back[1], end) < end:
-            text = "\n".join(lines[labels[back[1]] : end])
-            loops.append(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", text))
-    return max(loops, key=lambda loop: sum(mnemonic.startswith("HMMA") for mnemonic in loop))
 
 
 def test_what_does_not_fit_is_named():
