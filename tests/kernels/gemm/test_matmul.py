@@ -13,7 +13,9 @@ from numba_tma import driver, dtypes, pitched_copy, use_backend
 from numba_tma.kernels.gemm import choice, tuning
 from numba_tma.kernels.gemm.choice import Configuration, Shape, Types
 from numba_tma.kernels.gemm.epilogue import activation_reference
+from numba_tma.kernels.gemm.figures import main_loop
 from numba_tma.kernels.gemm.matmul import MatmulError, matmul
+from numba_tma.launch import recording
 
 BF16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 # Relative to the largest result: rounding of the output's type; tf32 has 10 bits of fraction, cut off.
@@ -71,6 +73,25 @@ def test_every_kernel_and_its_edges(rng, configuration, monkeypatch):
     a = rng.standard_normal((m, k)).astype(np.float16)
     weight = pitched_copy(rng.standard_normal((n, k)).astype(np.float16))
     check(matmul(a, weight.T, configuration=configuration), expected(a, weight.T), np.float16)
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [c if c in (SMALL, CONFIGURATIONS[3]) else slow(c) for c in (SMALL, CONFIGURATIONS[3], *choice.candidates())],
+    ids=str,
+)
+def test_products_wait_for_nothing(configuration):
+    """The assembler has no warning such as C7510, that wgmma are serialised, and spills nothing that the loop needs.
+
+    With bias and GELU up to four addresses are kept in memory for the end of a tile, where they are read once.
+    """
+    a, w = np.zeros((64, 64), BF16), np.zeros((64, 64), BF16)
+    with recording("sm_90a") as recorded:
+        matmul(a, w.T, configuration=configuration, activation="gelu", bias=np.zeros(64, np.float32))
+    compiled = recorded.launches[0].compiled
+    assert not compiled.resources.warnings
+    assert compiled.resources.spill_store_bytes <= 16
+    assert not [mnemonic for mnemonic in main_loop(compiled.sass) if mnemonic.startswith(("LDL", "STL"))]
 
 
 @pytest.mark.filterwarnings("error")
