@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import accuracy, tables_gemm
+from . import accuracy, tables_gemm, tables_timelines
 from .report import markdown, seconds
 
 _COMPUTE_BOUND = 50  # flops a byte from which a problem's rate is given in TFLOP/s
@@ -310,6 +310,7 @@ def _headline(results: Path) -> str:
                 f"{vector['seconds'] / tma['seconds']:.2f} × the best plain Numba",
             ]
         )
+    rows += tables_gemm.headline(results)
     overlapped = _load(results, "h200_measurements.json")["overlap"]
     gains = [r["seconds"]["one buffer"] / r["seconds"]["two buffers"] for r in overlapped]
     rows.append(["two buffers instead of one, a block per SM, copy and compute balanced", f"{max(gains):.2f} ×"])
@@ -363,12 +364,7 @@ def _accuracy_overlap(results: Path) -> str:
 
 
 def _gemm_ladder(results: Path) -> str:
-    """The run of the suite, with its picture, or else the steps as they were first measured."""
-    records = runs(load_records(results)).get("gemm")
-    if not records:
-        return tables_gemm.ladder(_load(results, tables_gemm.MEASUREMENTS)["gemm_steps"])
-    picture = "![Bars of TFLOP/s for each step and size, beside cuBLAS](pictures/gemm.svg)"
-    return f"{picture}\n\n{tables_gemm.ladder(records)}"
+    return tables_gemm.ladder(runs(load_records(results))["gemm"])
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
@@ -388,4 +384,5 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "problems": _problems,
     "simulator speed": _simulator,
     **tables_gemm.TABLES,
+    **tables_timelines.TABLES,
 }

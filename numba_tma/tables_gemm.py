@@ -31,7 +31,7 @@ def ladder(records: Sequence[Record]) -> str:
         size = f"{shape[0]}³" if len(set(shape)) == 1 else "×".join(map(str, shape))
         headers += [f"{size} {dtype}, TFLOP/s", "of cuBLAS"]
     rows = []
-    for variant in dict.fromkeys(record["variant"] for record in records):
+    for variant in max(groups.values(), key=len):
         row = [f"`{variant}`"]
         for group in groups.values():
             record = group.get(variant)
@@ -114,6 +114,26 @@ def host_overhead(results: Path) -> str:
     """What a call costs the host."""
     rows = [[f"`{r['what']}`", f"{r['seconds'] * 1e6:.1f} µs"] for r in _measurements(results)["gemm_host_overhead"]]
     return markdown(rows, ["256³, back to back", "host time"])
+
+
+def headline(results: Path) -> list[list[str]]:
+    """`matmul` in a line for the front page, and beside cuBLAS at all shapes in another."""
+    measured = [r for r in products(results) if kind(r) == "bfloat16"]
+    large = next(r for r in measured if r["name"] == "8192 cubed")
+    ratios = sorted(r["cublas_seconds"] / r["seconds"] for r in measured)
+    rate = flops(large) / large["seconds"] / 1e12
+    ahead = sum(ratio > 1 / _AHEAD for ratio in ratios)
+    equal = sum(_AHEAD <= ratio <= 1 / _AHEAD for ratio in ratios)
+    return [
+        [
+            "`matmul` of bfloat16 at 8192³, in a graph",
+            f"{rate:.0f} TFLOP/s, {large['cublas_seconds'] / large['seconds']:.2f} × cuBLAS",
+        ],
+        [
+            f"`matmul` beside cuBLAS at {len(ratios)} shapes",
+            f"faster at {ahead}, equal within 2% at {equal}, {ratios[0]:.2f} × at the worst",
+        ],
+    ]
 
 
 def products(results: Path) -> list[Record]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from numba_tma import tables, tables_gemm
+from numba_tma import tables_gemm
 from numba_tma.kernels.gemm import PROBLEM
 from numba_tma.kernels.gemm.choice import Configuration, Shape
 
@@ -35,8 +35,10 @@ def test_ladder():
         [
             measured("slow", (4096,) * 3, 31.26, None),
             measured("fast", (4096,) * 3, 702.4, 1.021),
-            measured("fast", (10, 20, 30), 1.4, 0.5, "bfloat16"),
             measured("failed", (4096,) * 3, None, None),
+            measured("first", (10, 20, 30), 0.1, 0.04, "bfloat16"),
+            measured("slow", (10, 20, 30), 0.6, 0.2, "bfloat16"),
+            measured("fast", (10, 20, 30), 1.4, 0.5, "bfloat16"),
         ]
     )
     assert cells(made, "step") == [
@@ -46,22 +48,10 @@ def test_ladder():
         "10×20×30 bfloat16, TFLOP/s",
         "of cuBLAS",
     ]
-    assert cells(made, "`slow`") == ["`slow`", "31", "", "", ""]
+    assert [line.split("|")[1].strip() for line in made.splitlines()[2:]] == ["`first`", "`slow`", "`fast`"]
+    assert cells(made, "`first`") == ["`first`", "", "", "0", "4%"]
+    assert cells(made, "`slow`") == ["`slow`", "31", "", "1", "20%"]
     assert cells(made, "`fast`") == ["`fast`", "702", "102%", "1", "50%"]
-    assert cells(made, "`failed`") == ["`failed`", "", "", "", ""]
-
-
-def test_the_suite_s_run_goes_before_the_first_measurements(tmp_path):
-    """And brings its picture."""
-    kept = (RESULTS / tables_gemm.MEASUREMENTS).read_text()
-    (tmp_path / tables_gemm.MEASUREMENTS).write_text(kept)
-    table = tables.TABLES["gemm ladder"]
-    assert "`store`" in table(tmp_path) and "gemm.svg" not in table(tmp_path)
-    record = {"problem": "gemm", "device": "GPU", **measured("only", (64,) * 3, 5.0, 1.0)}
-    (tmp_path / "run_all.json").write_text(json.dumps([record]))
-    assert (
-        "`only`" in table(tmp_path) and "](pictures/gemm.svg)" in table(tmp_path) and "`store`" not in table(tmp_path)
-    )
 
 
 def test_code_is_there_for_every_step():

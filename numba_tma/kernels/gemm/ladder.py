@@ -12,7 +12,7 @@ excuse, if every element that is fetched is used often enough: a block that comp
 What an SM does in a cycle at best, measured (docs/results/h200_calibration.json): 4096 flops by wgmma, 2600 by
 mma.sync; 128 bytes out of shared memory; some 40 bytes from the L2 cache while all other SMs ask too. For each 64 of
 K a tile of 128 x 128 fetches 32 KB for 2.1 Mflop: 64 flops a byte; one of 128 x 256 has 87. And there is the power
-limit: at 700 W an H200 lowers its clock, which leaves dense products some 700 TFLOP/s.
+limit: at 700 W an H200 lowers its clock, which leaves dense products some 700 TFLOP/s where one follows the other.
 
 What each step changes, and what should come of it (docs/gemm.md has what did):
 
