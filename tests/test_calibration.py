@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,33 @@ def test_some_on_a_gpu():
     assert 150 < records["global_latency_l2"]["cycles"] / 4 < 500
     assert 300 < records["bulk_latency_l2_1024"]["cycles"] < 2000
     assert 500 < records["clock"]["mhz"] < 2500
+
+
+RECORDED = Path(__file__).parents[1] / "docs" / "results" / "h200_calibration.json"
+# What the model is to give back of what its constants were made from; how closely, as a factor.
+GIVEN_BACK = {
+    "fma_f32_latency": 1.1,
+    "lop_b32_rate": 1.05,
+    "unpack_f16x2_rate": 1.05,
+    "shared_latency_b32": 1.05,
+    "shared_load_b32_8way": 1.02,
+    "global_latency_l2": 1.05,
+    "load_memory_one_2k": 1.1,
+    "load_memory_all_64k": 1.05,
+    "copy_memory_all": 1.1,
+    "cp_async_latency_l2": 1.1,
+    "bulk_latency_l2_1024": 1.1,
+    "bulk_memory_all_16k_4": 1.05,
+    "tensor_memory_all_64x128_4": 1.1,
+    "bulk_store_l2_one": 1.05,
+    "bar_sync_8": 1.05,
+    "mma_m16n8k16_rate_16": 1.05,
+    "wgmma_n128_16_1": 1.05,
+}
+
+
+@pytest.mark.parametrize("name", GIVEN_BACK)
+def test_the_model_gives_back_what_was_measured(name):
+    recorded = {r["probe"]: r for r in json.loads(RECORDED.read_text())["records"]}
+    ratio = run.modelled_cycles(name) / recorded[name]["cycles"]
+    assert 1 / GIVEN_BACK[name] < ratio < GIVEN_BACK[name]

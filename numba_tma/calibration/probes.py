@@ -392,12 +392,13 @@ def _width_probes() -> Iterable[Probe]:
         bits = {"h": 16, "r": 32}[letter]
         setup = f"""
         mul.wide.u32 %rd0, %lane, {nbytes}; add.u64 %rd0, %rd0, %data; mov.u32 %r50, %zero; cvt.u16.u32 %h50, %r50;
+        cvt.u64.u32 %rd2, %zero;
         """
         places = [f"[%rd0+{k * nbytes * 512}]" for k in range(8)]
         loads = "".join(f"ld.global.ca.{load.format(k)}, {place};" for k, place in enumerate(places))
-        # The next address depends on what was loaded, which is zero: or else it would not be loaded again.
+        # The next address depends on what was loaded, and yet is the same: or else it would not be loaded again.
         loads += "".join(f"xor.b{bits} %{letter}50, %{letter}50, %{letter}{k};" for k in range(8))
-        loads += f"cvt.u64.u{bits} %rd1, %{letter}50; add.u64 %rd0, %rd0, %rd1;"
+        loads += f"cvt.u64.u{bits} %rd1, %{letter}50; and.b64 %rd1, %rd1, %rd2; add.u64 %rd0, %rd0, %rd1;"
         stores = "".join(f"st.volatile.global.{store.format(k, place)};" for k, place in enumerate(places))
         for name, body in ((f"load_l1_{width}", loads), (f"store_{width}", stores)):
             text = _kernel(name, setup, body, after="@%never st.global.u64 [%out], %rd0;")
@@ -410,11 +411,11 @@ def _line_probes() -> Iterable[Probe]:
         setup = f"""
         and.b32 %r100, %lane, 31; and.b32 %r101, %r100, {lines - 1}; shr.u32 %r102, %r100, {lines.bit_length() - 1};
         mul.wide.u32 %rd0, %r101, 128; mul.wide.u32 %rd1, %r102, 4; add.u64 %rd0, %rd0, %rd1; add.u64 %rd0, %rd0, %data;
-        mov.u32 %r50, %zero;
+        mov.u32 %r50, %zero; cvt.u64.u32 %rd2, %zero;
         """
         body = "".join(f"ld.global.ca.u32 %r{k}, [%rd0+{4096 * k}];" for k in range(8))
         body += "".join(f"xor.b32 %r50, %r50, %r{k};" for k in range(8))
-        body += "cvt.u64.u32 %rd1, %r50; add.u64 %rd0, %rd0, %rd1;"
+        body += "cvt.u64.u32 %rd1, %r50; and.b64 %rd1, %rd1, %rd2; add.u64 %rd0, %rd0, %rd1;"
         name = f"load_l1_{lines}_lines"
         text = _kernel(name, setup, body, after="@%never st.global.u64 [%out], %rd0;")
         yield Probe(name, text, "instructions of a warp", 8 * 512 // 32, (32, 96), 512)

@@ -12,6 +12,8 @@ import numpy as np
 
 from .. import bench, compile, driver, sim
 from ..device_array import DeviceArray
+from ..machine_code import parse
+from ..sim.timing import MachineInstruction, ModelOptions
 from ..tensor_map import TensorMap
 from .probes import BEYOND_L2, EMPTY, MULTIPROCESSORS, PROBES, SPIN, SPIN_CYCLES, WHOLE_SM, Probe, module
 
@@ -37,7 +39,7 @@ def _parameters(probe: Probe, out: int, data: int, count: int, simulated: bool) 
 
 
 @functools.cache
-def _compiled(names: tuple[str, ...]) -> compile.Compiled:
+def compiled(names: tuple[str, ...]) -> compile.Compiled:
     text = module(PROBES[name] for name in names)
     return compile.Compiled("calibration", ARCH, text, (), _PARAMETER_BYTES)
 
@@ -53,7 +55,7 @@ class _Bench:
         from cuda.bindings import driver as cu
 
         chosen = list(probes)
-        self._cubin = _compiled(tuple(probe.name for probe in chosen)).cubin
+        self._cubin = compiled(tuple(probe.name for probe in chosen)).cubin
         self._ordinal = driver.current_device()
         self._data = driver.allocate(BEYOND_L2)
         driver.check(cu.cuMemsetD8(self._data, 0, BEYOND_L2), "cuMemsetD8")
@@ -164,6 +166,19 @@ def measure(names: Iterable[str] | None = None, repeats: int = 3) -> Iterator[Re
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In the simulator
+
+
+@functools.cache
+def _machine_code(name: str) -> tuple[MachineInstruction, ...]:
+    return tuple(parse(compile.disassemble(compiled((name,)).cubin, "ptx", encodings=True), name))
+
+
+def modelled_cycles(name: str, counts: tuple[int, int] = (8, 24)) -> float:
+    """What the model of time says one iteration of a probe's loop takes, from runs of so many iterations."""
+    probe = PROBES[name]
+    options = ModelOptions(machine_code=_machine_code(name), sample=True, warm=not probe.cold, intervals=0)
+    taken = [simulate(probe, count, hazards=False, model=options).model.cycles for count in counts]
+    return (taken[1] - taken[0]) / (counts[1] - counts[0])
 
 
 def simulate(probe: Probe, count: int, **options: Any) -> sim.Report:

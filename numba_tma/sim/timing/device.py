@@ -35,8 +35,8 @@ class Device:
         store_port: bytes a cycle that an SM writes to L2; `store_total`: what all write together; `store_buffer`: bytes
             of stores that may be under way.
         copy_async_latency: what cp.async takes beyond a load's latency.
-        copy_issue: cycles between two copies that the copy engine begins; `copy_row`: for each row of a tensor box;
-            `copy_port`: bytes a cycle it moves at most.
+        copy_issue: cycles that a copy into shared memory holds up the thread that asks for it; `copy_row`: that the
+            engine takes for each row of a tensor box; `copy_port`: bytes a cycle it moves at most.
         copy_latency: from a copy's issue to its arrival beyond the latency of L2 or memory.
         copy_store_read: from a store's issue until its source is read, beyond the bytes' time; `copy_store_write`:
             until it is written.

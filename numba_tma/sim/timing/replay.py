@@ -508,7 +508,7 @@ class Replay:
     def _engine(self, warp: _Warp, copy: Copy) -> tuple[float, float]:
         """When the engine begins with a copy, and when it has passed it on."""
         device = self._device
-        cycles = max(copy.nbytes / device.copy_port, copy.rows * device.copy_row, device.copy_issue)
+        cycles = max(copy.nbytes / device.copy_port, copy.rows * device.copy_row)
         end = warp.sm.engine.serve(warp.now, cycles)
         return end - cycles, end
 
@@ -526,6 +526,8 @@ class Replay:
         self._timeline.add(_copies_row(warp), warp.now, there, "flight", f"{copy.nbytes} bytes in, to {to}, {by}")
         for phase in copy.phases:
             self._contribute(phase, there, by)
+        warp.now += device.copy_issue
+        warp.run += device.copy_issue
 
     def _copy_out(self, warp: _Warp, op: Op, copy: Copy) -> None:
         device = self._device
