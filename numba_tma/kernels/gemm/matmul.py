@@ -177,8 +177,11 @@ def plan(
     work = _Work(types, shape, activation, bias is not None, batched, sms)
     on_gpu = not any(view.host for view in (a_view, b_view))
     if configuration == AUTOTUNE:
-        target = new_output(a) if out is None else out
-        chosen = _autotuned(work, a_way.ready(a), b_way.ready(b), bias, target, stream, on_gpu)
+
+        def measured_on() -> tuple:
+            return a_way.ready(a), b_way.ready(b), bias, new_output(a) if out is None else out
+
+        chosen = _autotuned(work, measured_on, stream, on_gpu)
     else:
         chosen = configuration or choice.choose(types, shape, sms)
     if not chosen.fits(types):
@@ -244,8 +247,8 @@ def _check_configuration(configuration: Configuration | str | None) -> None:
         raise MatmulError(f"matmul: configuration {configuration!r}; expected {AUTOTUNE!r}, a Configuration, or None")
 
 
-def _autotuned(work: _Work, a: Any, b: Any, bias: Any, out: Any, stream: int, on_gpu: bool) -> Configuration:
-    """The fastest configuration, measured on these operands, with the inputs not in the L2 cache."""
+def _autotuned(work: _Work, operands: Callable[[], tuple], stream: int, on_gpu: bool) -> Configuration:
+    """The fastest configuration, measured on (a, b, bias, out) unless it is known; the inputs not in the L2 cache."""
     refusal = "the backend in force is the simulator" if backend() == "sim" else gpu_refusal()
     if refusal or not on_gpu:
         raise AutotuneError(
@@ -259,6 +262,7 @@ def _autotuned(work: _Work, a: Any, b: Any, bias: Any, out: Any, stream: int, on
                 f"matmul: configuration {AUTOTUNE!r} cannot measure while its stream is captured into a graph; call it "
                 f"once with such operands before"
             )
+        a, b, bias, out = operands()
         launches = {}
         for candidate in candidates:
             kernel = _Kernel(work, candidate)
