@@ -113,7 +113,7 @@ def bind_three_kernels(arrays: Mapping[str, Any], *, stream: object = None, **as
 def bind_online(arrays: Mapping[str, Any], *, stream: object = None, **asked: Any) -> Launch:
     """Bind step 2."""
     o = operands(arrays, **asked)
-    kernel = plain.make_online(o.head_dim, o.band.kind, o.scores.capped)
+    kernel = plain.make_online(o.dtype, o.head_dim, o.band.kind, o.scores.capped)
     return _bind_arrays(o, kernel, plain.online_rows(o.head_dim), stream)
 
 

@@ -103,10 +103,11 @@ class Operands:
                 f"zeros to {-(-self.head_dim // 8) * 8} (and give `scale`), or take a step of plain Numba"
             )
         for name in ("q", "k", "v", "o"):
-            if not is_pitched(getattr(self, name)):
+            strides = arrays.view(getattr(self, name)).strides
+            if not is_pitched(getattr(self, name)) or not 0 <= strides[1] < 1 << 32:
                 raise ValueError(
-                    f"{name}: its rows do not begin at multiples of 16 bytes (strides "
-                    f"{arrays.view(getattr(self, name)).strides} B): copy it, or take a step of plain Numba"
+                    f"{name}: strides {strides} B; its rows must begin at multiples of 16 bytes, one behind the other: "
+                    f"copy it, or take a step of plain Numba"
                 )
 
 

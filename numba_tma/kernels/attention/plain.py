@@ -16,7 +16,7 @@ import functools
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32, uint64
 
-from ... import ptx
+from ... import dtypes, ptx
 from ...launch import Kernel, kernel
 from ...unroll import unroll
 from .masks import Kind, make_tile_masks
@@ -130,7 +130,7 @@ def online_rows(head_dim: int) -> int:
 
 
 @functools.cache
-def make_online(head_dim: int, kind: Kind, soft_cap: bool) -> Kernel:
+def make_online(dtype: str, head_dim: int, kind: Kind, soft_cap: bool) -> Kernel:
     """attention_online(q, k, v, o, lse, group, low, high, factor, inner): a block computes `online_rows` rows of O.
 
     As in a matrix product, tiles lie in shared memory as float32: pieces of Q and K for the scores, of V for the second
@@ -138,6 +138,7 @@ def make_online(head_dim: int, kind: Kind, soft_cap: bool) -> Kernel:
     rows, half of them 32 rows below the others, and of these a sixteenth of the columns (beyond 128 columns of O, 4
     rows). The weights go through shared memory to the 16 threads that have the same rows, which are half a warp.
     """
+    element = dtypes.lookup(dtype).numba_type
     rows = online_rows(head_dim)
     padded_rows, padded_keys = rows + _PADDING, KEYS + _PADDING
     own = rows // 8  # rows of a thread
@@ -165,7 +166,7 @@ def make_online(head_dim: int, kind: Kind, soft_cap: bool) -> Kernel:
             unroll()
             down = i * (THREADS // depth)
             inside = int32(down) < left
-            held[i] = float32(matrix[batch, uint64(row) + uint64(down), head, d]) if inside else float32(0)
+            held[i] = matrix[batch, uint64(row) + uint64(down), head, d] if inside else element(0)
 
     @cuda.jit(device=True, forceinline=True)
     def store(held, loads, tile, stage):
@@ -173,7 +174,7 @@ def make_online(head_dim: int, kind: Kind, soft_cap: bool) -> Kernel:
         for i in range(loads):
             unroll()
             row = uint32(thread // uint32(depth) + uint32(i * (THREADS // depth)))
-            tile[stage, thread % uint32(depth), row] = held[i]
+            tile[stage, thread % uint32(depth), row] = float32(held[i])
 
     @cuda.jit(device=True, forceinline=True)
     def load_v(held, v, batch, head, first_key):
@@ -187,7 +188,7 @@ def make_online(head_dim: int, kind: Kind, soft_cap: bool) -> Kernel:
                 unroll()
                 inside = int32(WARPS * i) < left and int32(32 * j) < ds
                 d = uint64(lane) + uint64(32 * j)
-                x = float32(v[batch, uint64(key) + uint64(WARPS * i), head, d]) if inside else float32(0)
+                x = v[batch, uint64(key) + uint64(WARPS * i), head, d] if inside else element(0)
                 held[v_loads * i + j] = x
 
     @cuda.jit(device=True, forceinline=True)
@@ -200,7 +201,7 @@ def make_online(head_dim: int, kind: Kind, soft_cap: bool) -> Kernel:
                 unroll()
                 d = uint32(lane + uint32(32 * j))
                 if d < columns:
-                    tile[stage, warp + uint32(WARPS * i), d] = held[v_loads * i + j]
+                    tile[stage, warp + uint32(WARPS * i), d] = float32(held[v_loads * i + j])
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_scores(s, q_tile, k_tile, stage, d, group, column):
@@ -279,8 +280,8 @@ def make_online(head_dim: int, kind: Kind, soft_cap: bool) -> Kernel:
         k_tile = cuda.shared.array((2, depth, padded_keys), float32, 16)
         v_tile = cuda.shared.array((2, V_KEYS, columns), float32, 16)
         p_tile = cuda.shared.array((KEYS, rows), float32, 16)
-        q_held, k_held = cuda.local.array(q_loads, float32), cuda.local.array(k_loads, float32)
-        v_held = cuda.local.array(v_held_size, float32)
+        q_held, k_held = cuda.local.array(q_loads, element), cuda.local.array(k_loads, element)
+        v_held = cuda.local.array(v_held_size, element)
         s, out = cuda.local.array(s_size, float32), cuda.local.array(outputs, float32)
         largest, total = cuda.local.array(own, float32), cuda.local.array(own, float32)
         for i in range(own):

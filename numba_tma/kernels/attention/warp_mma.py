@@ -30,7 +30,6 @@ from ...pipeline import mbarrier_wait, release_to_async, ring
 from ...shared import Barriers, Shared, Tiles
 from ...unroll import unroll
 from ..gemm.epilogue import make_pack
-from ..gemm.warp_mma import make_fetch
 from .masks import Kind, make_tile_masks
 from .operands import BOX, MAX_HEAD_DIM
 from .softmax import NOTHING, inverse, log_sum_exp, make_softmax, quad_sum
@@ -40,6 +39,8 @@ _ROW_BYTES = 128
 _ROWS_16 = 16 * _ROW_BYTES  # so far down the swizzle is where it was
 _MMA = {"float16": "f16", "bfloat16": "bf16"}
 _Q_REGISTERS = 32  # of a thread for Q, at most; beyond, its fragments are read again for each block of keys
+_OTHER_REGISTERS = 48  # of a thread: addresses, fragments of K and V, sums
+_SM_REGISTERS = 65536
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,13 @@ class Tiling:
         """Whether Q's fragments are kept there."""
         return 4 * self.steps * self.fragments <= _Q_REGISTERS
 
+    @property
+    def blocks(self) -> int:
+        """That an SM should have room for at once: more than one only where their registers leave the compiler some."""
+        _, q, s, o = self.registers
+        needed = s + o + (q if self.q_in_registers else 0) + _OTHER_REGISTERS
+        return 2 if 2 * self.threads * needed <= _SM_REGISTERS else 1
+
     def tiles(self, dtype: str) -> dict[str, Tiles]:
         """Q, and the ring of K and V; each tile a box behind the other."""
         return {
@@ -120,13 +128,15 @@ class Tiling:
 def tiling_for(head_dim: int, tile: tuple[int, int] | None = None, warps: int | None = None, stages: int = 2) -> Tiling:
     """The tiling asked for; what is left open as it suits the head dimension.
 
-    32 rows a warp, where registers hold their O, S and fragments of Q.
+    32 rows a warp where registers hold O, S and a part of Q for them, and 16 cost too much reading: from 65 columns to
+    128. With fewer, the registers that 16 rows leave are better spent on more warps.
 
     Raises:
         ValueError: it does not fit.
     """
     rows, keys = tile or ((128, 64) if head_dim <= 128 else (64, 64))
-    return Tiling(head_dim, rows, keys, warps or (4 if rows >= 64 else 2), stages)
+    per_warp = 32 if 64 < head_dim <= 128 <= rows else 16
+    return Tiling(head_dim, rows, keys, warps or max(rows // per_warp, 1), stages)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -336,6 +346,42 @@ def first_row_of_block(rows):
 # Step 3: cp.async.
 
 
+def make_fetch(tiling: Tiling, rows: int) -> Callable:
+    """fetch(tile, start, stride, first_row, all_rows): this thread's share of `rows` rows, in boxes from `tile` on.
+
+    `start` is the address of the head's row 0, `stride` the bytes from one row to the next. Eight threads copy 64
+    columns of a row, 8 each, and each of them every `threads` / 8-th row. Behind the last row and column come zeros.
+    """
+    boxes, head_dim, rows_apart = tiling.boxes, tiling.head_dim, tiling.threads // 8
+    step_bytes, box_bytes, ragged = rows_apart * _ROW_BYTES, rows * _ROW_BYTES, tiling.head_dim % BOX != 0
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(tile, start, stride, first_row, all_rows):
+        thread = uint32(cuda.threadIdx.x)
+        r, c = uint32(thread // uint32(8)), uint32(thread % uint32(8) * uint32(8))
+        place = tile.address_of(r, c)
+        for i in range(rows // rows_apart):
+            unroll()
+            row = uint32(uint32(first_row + r) + uint32(i * rows_apart))
+            source = start + uint64(row) * uint64(stride) + uint64(c) * uint64(2)
+            for box in range(boxes):
+                unroll()
+                outside = row >= all_rows
+                if ragged:
+                    outside = outside or uint32(c + uint32(box * BOX)) >= uint32(head_dim)
+                to = uint32(place + uint32(i * step_bytes + box * box_bytes))
+                ptx.cp_async_cg_16_ignore_src(to, source + uint64(box * _ROW_BYTES), outside)
+
+    return fetch
+
+
+@cuda.jit(device=True, forceinline=True)
+def head_start(array, batch, head):
+    """Address of row 0 of a head of a (B, S, H, D) array."""
+    offset = uint64(batch) * uint64(array.strides[0]) + uint64(head) * uint64(array.strides[2])
+    return ptx.global_address(array) + offset
+
+
 @functools.cache
 def make_mma_cp_async(dtype: str, kind: Kind, soft_cap: bool, tiling: Tiling) -> Kernel:
     """attention_mma_cp_async(q, k, v, o, lse, group, low, high, factor, inner): a block computes a tile of queries.
@@ -352,23 +398,22 @@ def make_mma_cp_async(dtype: str, kind: Kind, soft_cap: bool, tiling: Tiling) ->
     load_all_q = make_load_all_q(smem, tiling)
     weigh, add = make_block(smem, tiling, dtype, kind, soft_cap)
     finish = make_finish(smem, tiling, dtype)
-    fetch_box = make_fetch(tiling.threads, "whole")
+    fetch_q, fetch_tile = make_fetch(tiling, rows), make_fetch(tiling, keys)
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch(k, v, turn, first, end):
+    def fetch(k_start, k_stride, v_start, v_stride, turn, first, end, skv):
         """Tile number `turn`: K of a block of keys if it is even, V if it is odd; none before the first block."""
         back, stage = uint32(turn // uint32(2)), uint32(turn % uint32(stages))
         if uint32(first + back) < end:
             row = uint32(uint32(end - uint32(1) - back) * uint32(keys))
-            for box in range(boxes):
-                tile = smem.kv[uint32(stage * uint32(boxes)) + uint32(box)]
-                if turn % uint32(2) == 0:
-                    fetch_box(tile, k, row, uint32(box * BOX))
-                else:
-                    fetch_box(tile, v, row, uint32(box * BOX))
+            tile = smem.kv[uint32(stage * uint32(boxes))]
+            if turn % uint32(2) == 0:
+                fetch_tile(tile, k_start, k_stride, row, skv)
+            else:
+                fetch_tile(tile, v_start, v_stride, row, skv)
         ptx.cp_async_commit_group()  # an empty group, where nothing is left, keeps the count
 
-    @kernel(threads=tiling.threads, shared=smem)
+    @kernel(threads=tiling.threads, shared=smem, min_blocks=tiling.blocks)
     def attention_mma_cp_async(q, k, v, o, lse, group, low, high, factor, inner):
         s = cuda.local.array(s_size, float32)
         out = cuda.local.array(o_size, float32)
@@ -377,18 +422,18 @@ def make_mma_cp_async(dtype: str, kind: Kind, soft_cap: bool, tiling: Tiling) ->
         a = cuda.local.array(q_size, uint32)
         head, batch = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
         kv_head = uint32(head // group)
-        queries, k_rows, v_rows = q[batch, :, head], k[batch, :, kv_head], v[batch, :, kv_head]
+        k_start, k_stride = head_start(k, batch, kv_head), uint32(k.strides[1])
+        v_start, v_stride = head_start(v, batch, kv_head), uint32(v.strides[1])
         sq, skv, first_row = uint32(q.shape[1]), uint32(k.shape[1]), first_row_of_block(rows)
         lane, warp = uint32(cuda.threadIdx.x) % uint32(32), uint32(cuda.threadIdx.x) // uint32(32)
         row = uint32(first_row + warp * uint32(16 * fragments) + lane // uint32(4))
         first, end = masks.block_range(first_row, sq, skv, low, high)
         first_full, end_full = masks.full_range(first_row, first, end, skv, low, high)
 
-        for box in range(boxes):
-            fetch_box(smem.q[box], queries, first_row, uint32(box * BOX))
+        fetch_q(smem.q[0], head_start(q, batch, head), uint32(q.strides[1]), first_row, sq)
         ptx.cp_async_commit_group()
         for turn in range(ahead):
-            fetch(k_rows, v_rows, uint32(turn), first, end)
+            fetch(k_start, k_stride, v_start, v_stride, uint32(turn), first, end, skv)
         for i in range(thread_rows):
             unroll()
             largest[i], total[i] = float32(NOTHING), float32(0)
@@ -405,12 +450,12 @@ def make_mma_cp_async(dtype: str, kind: Kind, soft_cap: bool, tiling: Tiling) ->
             full = first_full <= block and block < end_full
             ptx.cp_async_wait_group(pending)
             cuda.syncthreads()
-            fetch(k_rows, v_rows, uint32(turn + uint32(ahead)), first, end)
+            fetch(k_start, k_stride, v_start, v_stride, uint32(turn + uint32(ahead)), first, end, skv)
             stage = uint32(turn % uint32(stages))
             weigh(s, a, stage, row, block, full, skv, low, high, factor, inner, largest, total, shrink)
             ptx.cp_async_wait_group(pending)
             cuda.syncthreads()
-            fetch(k_rows, v_rows, uint32(turn + uint32(stages)), first, end)
+            fetch(k_start, k_stride, v_start, v_stride, uint32(turn + uint32(stages)), first, end, skv)
             add(out, s, uint32(uint32(turn + uint32(1)) % uint32(stages)), shrink)
         finish(out, largest, total, factor, o[batch, :, head], lse[batch, head], first_row)
 
@@ -451,7 +496,7 @@ def make_mma_tma(dtype: str, kind: Kind, soft_cap: bool, tiling: Tiling) -> Kern
                 else:
                     ptx.cp_async_bulk_tensor_4d_shared_global(tile, v_map, column, kv_head, row, batch, bar)
 
-    @kernel(threads=tiling.threads, shared=smem)
+    @kernel(threads=tiling.threads, shared=smem, min_blocks=tiling.blocks)
     def attention_mma_tma(q_map, k_map, v_map, o, lse, skv, group, low, high, factor, inner):
         s = cuda.local.array(s_size, float32)
         out = cuda.local.array(o_size, float32)
