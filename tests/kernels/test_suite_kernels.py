@@ -43,7 +43,9 @@ def test_right_at_odd_sizes(problem, variant, size, seed):
 @pytest.mark.parametrize(("problem", "variant"), ALL, ids=NAMES)
 def test_right_whatever_the_order_of_copies_and_warps(problem, variant, seed):
     case = problem.cases[("quick", "sim")][0]
-    (record,) = suite.run_case(problem, case, [variant], "sim", seed=seed, schedules=8)
+    # gemm's rings go through more orders, and many turns, in gemm/test_steps.py.
+    schedules = 4 if problem is gemm.PROBLEM else 8
+    (record,) = suite.run_case(problem, case, [variant], "sim", seed=seed, schedules=schedules)
     assert record.ok, record.reason
     assert not record.hazards
 
