@@ -68,7 +68,10 @@ GIVEN_BACK = {
 }
 
 
-@pytest.mark.parametrize("name", GIVEN_BACK)
+QUICK = ("lop_b32_rate", "shared_load_b32_8way", "load_memory_one_2k", "bulk_latency_l2_1024", "wgmma_n128_16_1")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in GIVEN_BACK])
 def test_the_model_gives_back_what_was_measured(name):
     recorded = {r["probe"]: r for r in json.loads(RECORDED.read_text())["records"]}
     ratio = run.modelled_cycles(name) / recorded[name]["cycles"]
