@@ -105,7 +105,8 @@ def test_a_warpgroup_multiplies(rng, policy):
     a, b = (rng.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
     c, out = rng.standard_normal((64, 64)).astype(np.float32), np.full((64, 64), np.nan, np.float32)
     text = to_ptx(warpgroup_product, U16, U16, F32, F32)
-    simulate(text, 128, a.view(np.uint16), b.view(np.uint16), out, c, shared_bytes=16384, policy=policy)
+    report = simulate(text, 128, a.view(np.uint16), b.view(np.uint16), out, c, shared_bytes=16384, policy=policy)
+    assert not report.hazards
     np.testing.assert_allclose(out, c + a.astype(float) @ b.astype(float).T, rtol=1e-5, atol=1e-5)
 
 
@@ -132,10 +133,10 @@ def register_product(a, b, out):
     start = types.uint64(ptx.shared_address(tile) >> types.uint32(4))
     db = start | types.uint64(8 << 16) | types.uint64(16 << 32)
     top, part = thread // 32 * 16 + thread % 32 // 4, thread % 4
+    # The fence is for A's registers too: they are loaded before it.
+    a0, a1, a2, a3 = a[top, part], a[top + 8, part], a[top, part + 4], a[top + 8, part + 4]
     ptx.wgmma_fence()
-    ptx.wgmma_mma_async_m64n16k32_s32_s8_s8_rs(
-        acc, a[top, part], a[top + 8, part], a[top, part + 4], a[top + 8, part + 4], db, False
-    )
+    ptx.wgmma_mma_async_m64n16k32_s32_s8_s8_rs(acc, a0, a1, a2, a3, db, False)
     ptx.wgmma_commit_group()
     ptx.wgmma_wait_group_m64n16_s32(acc, 0)
     for j in range(2):
@@ -147,7 +148,8 @@ def test_a_in_registers(rng):
     a, b = rng.integers(-128, 128, (64, 32)).astype(np.int8), rng.integers(-128, 128, (16, 32)).astype(np.int8)
     out = np.zeros((64, 16), np.int32)
     text = to_ptx(register_product, U32, U32, S32)
-    simulate(text, 128, a.view(np.uint32), b.view(np.uint32), out, shared_bytes=512, policy="late")
+    report = simulate(text, 128, a.view(np.uint32), b.view(np.uint32), out, shared_bytes=512, policy="late")
+    assert not report.hazards
     np.testing.assert_array_equal(out, a.astype(int) @ b.astype(int).T)
     sass = disassemble(link([("kernel", text)], "sm_90a")[0])
     assert "IGMMA.64x16x32.S8.S8" in sass

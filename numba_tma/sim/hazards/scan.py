@@ -148,6 +148,8 @@ def is_(b: ir.IRBuilder, stamp: Any) -> Any:
 class _Shared(_Code):
     """Stamps of shared memory."""
 
+    instruction_mask = INSTRUCTION_MASK
+
     def stamp(self) -> Any:
         """Of what the thread does now."""
         b = self.b
@@ -184,6 +186,8 @@ class _Shared(_Code):
 
 class _Global(_Code):
     """Stamps of global memory. Of copies and of other clusters' threads NumPy decides: here they are unordered."""
+
+    instruction_mask = GRID_INSTRUCTION_MASK
 
     def stamp(self) -> Any:
         """Of what the thread does now."""
@@ -269,7 +273,9 @@ def _write(c: Any, index: Any) -> None:
     def piece(at: Any) -> None:
         place = c.place("written", at)
         before = c.b.load(place, typ=_I64)
-        with c.b.if_then(is_(c.b, before)):
+        # Who wrote here with another instruction, `check_write` has looked at.
+        number = c.b.and_(before, _I64(c.instruction_mask))
+        with c.b.if_then(c.b.and_(is_(c.b, before), c.b.icmp_signed("==", number, c.field("instruction")))):
             c.blame(c.unordered(before))
         c.b.store(stamp, place)
         c.readers(at, lambda read, place: c.b.store(_I64(0), place))
@@ -298,7 +304,7 @@ _FUNCTIONS: dict[str, tuple[type, Callable[[Any, Any], None]]] = {
     # Wrong: bytes that somebody not ordered before has written or read. Changes nothing.
     "check_write_shared": (_Shared, _check_write),
     "check_write_global": (_Global, _check_write),
-    # Wrong: bytes that somebody not ordered before has written, which may be another lane.
+    # After `check_write`. Wrong: bytes that another lane, not ordered before, has written.
     "write_shared": (_Shared, _write),
     "write_global": (_Global, _write),
     # Of stamps in place of elements, for a copy by one thread. Wrong: not ordered before it, or not fenced.
