@@ -54,9 +54,10 @@ _SCAFFOLD = set(
 # Register arithmetic, for which ptxas picks one of several sequences by the code around it: the pure
 # functions; and fence_mbarrier_init, which leaves an order and no instruction.
 _NO_TRACE = {"fence_mbarrier_init"} | {name for name, f in FUNCTIONS.items() if f.effect == "pure"}
-# What a kernel does once for many: the fence after mbarrier.init, reading the lane's number for a copy.
-_ONCE = {"FENCE.VIEW.ASYNC.S", "SR_LANEID"}
-_SHARED_WITHIN_A_KERNEL = ("mbarrier_init", "tensormap_cp_fenceproxy")
+# What a kernel does once for many: the fence after mbarrier.init, reading the lane's number for a copy, where shared
+# memory lies among generic addresses.
+_ONCE = {"FENCE.VIEW.ASYNC.S", "SR_LANEID", "SR_SWINHI"}
+_SHARED_WITHIN_A_KERNEL = ("mbarrier_init", "tensormap_cp_fenceproxy", "ld_shared_cluster")
 
 
 def _kernel(names, *, linked):
@@ -737,7 +738,7 @@ def test_device_functions_and_loops_over_random_counts_type_check():
 
     from numba_tma.compile import _compiling_for
 
-    with _compiling_for(CC):
+    with _compiling_for(CC, False):
         text = to_ptx(kernel, types.uint32[::1])
     assert "mbarrier.arrive.shared::cta.b64" in text
     assert "fence.mbarrier_init.release.cluster" in text

@@ -125,8 +125,8 @@ def test_every_function_of_ptx_is_recognised(rng):
         lines = ["// before", f"\t{snippets.BEGIN}", *(f"\t{line}" for line in text.split("\n")), f"\t{snippets.END}"]
         (found,) = snippets.find(lines)
         assert function.name in [candidate.name for candidate in found.candidates]
-        # Waiting for an accumulator names it, which the instruction itself does not.
-        assert len(found.candidates) == 1 or function.name.startswith("wgmma_wait_group")
+        # Fences and waits for an accumulator name it, which the instruction itself does not.
+        assert len(found.candidates) == 1 or function.name.startswith(("wgmma_wait_group", "wgmma_fence"))
         assert (found.first, found.last) == (2, len(lines))
 
 
