@@ -1,0 +1,84 @@
+"""Attention on wgmma: right and free of hazards, in registers, and never made to wait by the assembler."""
+
+from __future__ import annotations
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from numba_tma import TensorMap, use_backend
+from numba_tma.kernels.attention import warpgroup
+from numba_tma.kernels.attention.ladder import reference
+from numba_tma.kernels.attention.operands import operands
+
+pytestmark = pytest.mark.filterwarnings("error::numba_tma.launch.HazardWarning")
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+ROUNDING = {np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}
+
+# How it is made, dtype, extents (B, Sq, Skv, Hq, Hkv, D), what is asked, and the kernel's options.
+CASES = {
+    "overlapped, causal": ("overlapped", BFLOAT16, (1, 150, 270, 2, 1, 128), {"causal": True}, {"ping_pong": True}),
+    "overlapped, D 256": (
+        "overlapped",
+        np.dtype(np.float16),
+        (1, 70, 100, 1, 1, 256),
+        {},
+        {"keys": 80, "o_over_q": True},
+    ),
+    "warpgroups, a window": (
+        *("warpgroups", BFLOAT16, (2, 130, 200, 2, 2, 64)),
+        *({"window": (40, 10), "soft_cap": 5.0}, {"keys": 64, "stages": 3}),
+    ),
+    "warpgroups, more queries than keys": ("warpgroups", BFLOAT16, (1, 200, 90, 1, 1, 64), {"causal": True}, {}),
+}
+
+
+def bound(rng, step, dtype, extents, asked, options):
+    """Arrays, the kernel, its grid (two blocks for all tiles) and arguments."""
+    batch, sq, skv, heads, kv_heads, head_dim = extents
+    shapes = {"q": (batch, sq, heads), "k": (batch, skv, kv_heads), "v": (batch, skv, kv_heads)}
+    given = {name: rng.standard_normal((*shape, head_dim)).astype(dtype) for name, shape in shapes.items()}
+    given["o"] = np.full(given["q"].shape, np.nan, dtype)
+    given["lse"] = np.full((batch, heads, sq), np.nan, np.float32)
+    found = operands(given, **asked)
+    keys, consumers = options.get("keys", 128), options.get("consumers", 2)
+    make = getattr(warpgroup, f"make_{step}")
+    kernel = make(head_dim, dtype.name, found.band.kind, found.scores.capped, **options)
+    maps = [
+        TensorMap(given[name], (1, rows, 1, 64), swizzle="128B", store=False)
+        for name, rows in (("q", 64), ("k", keys), ("v", keys), ("o", 64))
+    ]
+    tiles_m = -(-sq // (64 * consumers))
+    counts = (np.uint32(n) for n in (tiles_m, heads, heads * batch, 3, found.group))
+    arguments = (
+        *(*maps, given["lse"], np.uint32(sq), np.uint32(skv), *found.diagonals),
+        *(*counts, found.scores.factor, found.scores.inner),
+    )
+    return given, kernel, min(2, tiles_m * heads * batch), arguments
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("schedule", [{}, {"policy": "late", "warp_order": "random", "seed": 3}], ids=["fifo", "late"])
+def test_numbers(rng, name, schedule):
+    given, kernel, grid, arguments = bound(rng, *CASES[name])
+    with use_backend("sim", **schedule):
+        kernel[grid](*arguments)
+    o, lse = reference(given["q"], given["k"], given["v"], **CASES[name][3])
+    limit = 2 * ROUNDING[given["q"].dtype] * float(np.abs(given["v"].astype(np.float64)).max())
+    np.testing.assert_allclose(given["o"].astype(np.float64), o, rtol=0, atol=limit)
+    np.testing.assert_allclose(given["lse"], lse, rtol=1e-6, atol=1e-4)
+    assert not given["o"][np.isneginf(lse).swapaxes(1, 2)].any()
+
+
+@pytest.mark.parametrize("name", ["overlapped, causal", "warpgroups, more queries than keys"])
+def test_machine_code(rng, name):
+    _, kernel, _, arguments = bound(rng, *CASES[name])
+    compiled = kernel.compile(*arguments)
+    resources = compiled.resources
+    assert resources.spill_store_bytes == resources.stack_bytes == 0
+    assert not [warning for warning in resources.warnings if "C75" in warning]
+    opcodes = set(re.findall(r"\b(HGMMA|UTMALDG|UTMASTG|STSM|USETMAXREG|LDL|STL)\b", compiled.sass))
+    assert opcodes == {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG"}
