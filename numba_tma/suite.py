@@ -160,7 +160,7 @@ def _simulated(
     if not record.ok:
         record.reason = f"error {record.error:.3g} above {record.tolerance:.3g}{under}"
     record.hazards = [str(hazard) for hazard in report.hazards]
-    wrong = [hazard for hazard in report.hazards if getattr(hazard, "severity", "error") == "error"]
+    wrong = [hazard for hazard in report.hazards if hazard.severity == "error"]
     if wrong and record.ok:
         record.ok, record.reason = False, f"right, but by luck: {wrong[0]}"
     if report.model is not None:

@@ -126,7 +126,8 @@ def test_two_buffers_hide_the_copies():
     computing = models[2, 1000].cycles - models[2, 100].cycles
     assert models[1, 1000].cycles - models[1, 100].cycles == pytest.approx(computing, rel=0.35)
     assert models[1, 1000].cycles > 0.95 * alone + 16 * 1000 * 4
-    assert models[2, 1000].cycles < 0.85 * models[1, 1000].cycles
+    # What two buffers save is most of what copying takes by itself, however long the computation is.
+    assert models[1, 1000].cycles - models[2, 1000].cycles > 0.6 * alone
     waited = models[1, 100].stalls[0]
     assert waited.reason == "mbarrier" and "completed by the copy of warp 0" in waited.on
     flights = [i for i in models[1, 100].intervals if i.kind == "flight"]
