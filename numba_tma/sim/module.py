@@ -69,6 +69,12 @@ class SourceLocation:
             place = place.inlined_at
         return place
 
+    @property
+    def kernel_line(self) -> str:
+        """The line of the kernel itself, by its file's name alone: for what is kept or shown to others."""
+        place = self.outermost
+        return f"{place.file.rsplit('/', 1)[-1]}:{place.line}"
+
     def __str__(self) -> str:
         return ", inlined at ".join(f"{place.file}:{place.line}" for place in self.chain())
 

@@ -152,7 +152,7 @@ class _BlockTimeline:
         """Kind, name and detail of an event's interval."""
         site = event.site
         barrier = self.names.get(event.detail, f"mbarrier {event.detail:#x}")
-        where = f"{site.name}" + (f" at {site.location.outermost}" if site.location else "")
+        where = f"{site.name}" + (f" at {site.location.kernel_line}" if site.location else "")
         if site.kind == "mbarrier wait":
             return model.WAIT, f"wait {barrier}", where
         if site.kind == "mbarrier arrive":

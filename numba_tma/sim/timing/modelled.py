@@ -155,6 +155,5 @@ def _place(instruction: Any) -> str:
     name = ".".join(words)
     location = getattr(instruction, "location", None)
     if location is not None:
-        outermost = location.outermost
-        return f"{outermost.file.rsplit('/', 1)[-1]}:{outermost.line} ({name})"
+        return f"{location.kernel_line} ({name})"
     return f"PTX line {instruction.line} ({name})"
