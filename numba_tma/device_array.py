@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,12 +22,28 @@ class DeviceArray:
         self.shape, self.strides, self.dtype = host.shape, host.strides, host.dtype
         self._allocation = 0
         stretches = staging.spans({"host": arrays.view(host)})
-        self._span = stretches[0] if stretches else None
-        self._lead = host.ctypes.data - self._span.low if self._span else 0
-        if self._span:
-            self._allocation = driver.allocate(self._span.nbytes)
-            driver.copy_to_device(self._allocation, self._span.host_bytes())
-            self._nbytes = self._span.nbytes
+        span = stretches[0] if stretches else None
+        self._lead = host.ctypes.data - span.low if span else 0
+        if span:
+            self._allocation = driver.allocate(span.nbytes)
+            driver.copy_to_device(self._allocation, span.host_bytes())
+            self._nbytes = span.nbytes
+        self._publish()
+
+    @classmethod
+    def empty(cls, shape: Sequence[int], dtype: np.dtype | type | str) -> DeviceArray:
+        """Row-major memory on the current GPU, with whatever happens to be in it."""
+        made = cls.__new__(cls)
+        made.shape, made.dtype = tuple(shape), np.dtype(dtype)
+        made.strides = arrays.contiguous_strides(made.shape, made.dtype.itemsize)
+        made._allocation, made._lead = 0, 0
+        made._nbytes = math.prod(made.shape) * made.dtype.itemsize
+        if made._nbytes:
+            made._allocation = driver.allocate(made._nbytes)
+        made._publish()
+        return made
+
+    def _publish(self) -> None:
         self.__cuda_array_interface__ = {
             "shape": self.shape,
             "strides": self.strides,
