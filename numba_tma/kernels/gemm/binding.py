@@ -166,5 +166,5 @@ def bind_tuned(
         view = arrays.view(b)
         b = arrays.reinterpret(b, view.dtype, view.shape[::-1], view.strides[::-1])
     handle = driver.stream_handle(stream)
-    planned = plan(a, b, c, bias, None, activation, configuration, handle)
+    planned = plan(a, b, c, bias, None, activation, False, configuration, handle)
     return lambda: planned.launch(a, b, bias, c, handle)

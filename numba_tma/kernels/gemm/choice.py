@@ -91,12 +91,13 @@ class Configuration:
         whole_rows = self.splits > 1 or not types.by_tma or self.columns % per_row == 0
         return whole_boxes and whole_rows and self.stages(types) >= 2
 
-    def kernel(self, types: Types, activation: str, has_bias: bool) -> Kernel:
+    def kernel(self, types: Types, activation: str, has_bias: bool, accumulate: bool = False) -> Kernel:
         """The kernel, not compiled yet."""
         names = (types.dtype, types.out_dtype, types.b_major, activation, has_bias)
         tile = {"consumers": self.consumers, "columns": self.columns, "stages": self.stages(types)}
+        options = {"programmatic": self.programmatic, "accumulate": accumulate}
         if self.splits > 1:
-            return make_split(*names, **tile, splits=self.splits, programmatic=self.programmatic)
+            return make_split(*names, **tile, splits=self.splits, **options)
         return make_tuned(
             *names,
             types.by_tma,
@@ -104,7 +105,7 @@ class Configuration:
             cluster=self.cluster,
             across=self.across,
             band=self.band,
-            programmatic=self.programmatic,
+            **options,
         )
 
     def tiles(self, shape: Shape) -> tuple[int, int]:

@@ -146,7 +146,9 @@ def make_stores(out_dtype: object) -> tuple[Callable, Callable, Callable]:
     return both, first, second
 
 
-def make_direct_store(out_dtype: object, activation: str = "none", has_bias: bool = False) -> Callable:
+def make_direct_store(
+    out_dtype: object, activation: str = "none", has_bias: bool = False, accumulate: bool = False
+) -> Callable:
     """A device function that finishes two neighbours of a row and writes what of them lies inside `out`.
 
         store_pair(out, row, column, x0, x1, bias)
@@ -154,7 +156,7 @@ def make_direct_store(out_dtype: object, activation: str = "none", has_bias: boo
     `out` is a matrix of `out_dtype` (float16, bfloat16 or float32) whose rows are contiguous; `row` and `column` are
     uint32, the column even; x0 and x1 are float32 and belong to (row, column) and (row, column + 1). `bias` is an
     array of N numbers, float32 or of the output's type, added before the activation; without `has_bias` it is not
-    looked at, and any argument will do.
+    looked at, and any argument will do. With `accumulate` what `out` holds is added last.
 
     Both go out in one store where they are aligned to it. That needs an even row stride, in elements.
 
@@ -176,6 +178,9 @@ def make_direct_store(out_dtype: object, activation: str = "none", has_bias: boo
                 x0 += float32(bias[column])
                 x1 += float32(bias[second]) if both else float32(0)
             x0, x1 = activate(x0), activate(x1)
+            if accumulate:
+                x0 += float32(out[row, column])
+                x1 += float32(out[row, second]) if both else float32(0)
             start, stride = ptx.global_address(out), uint64(out.strides[0])
             address = start + uint64(row) * stride + uint64(column) * uint64(itemsize)
             if both and uint32(start | stride) & uint32(misaligned) == 0:

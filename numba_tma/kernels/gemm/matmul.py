@@ -43,6 +43,7 @@ def matmul(
     out_dtype: object = None,
     bias: Any = None,
     activation: str = "none",
+    accumulate: bool = False,
     stream: object = None,
     configuration: Configuration | str | None = None,
 ) -> Any:
@@ -56,6 +57,8 @@ def matmul(
         out_dtype: float16, bfloat16 or float32; by default `a`'s type, or bfloat16 for 8-bit types.
         bias: (N,), float32 or of the output's type.
         activation: "none", "relu", "gelu" (with tanh) or "silu".
+        accumulate: add to what `out` holds, as a residual connection does. Where TMA can write `out` it adds in the L2
+            cache, rounding the product to the output's type first; elsewhere the sum alone is rounded.
         stream: a stream's handle or object; by default PyTorch's or CuPy's current one, or the default stream.
         configuration: by default the table's choice for a product of this shape; "autotune" for the fastest kernel by
             measuring some ten on these operands, which takes half a minute of compiling at the first call and nothing
@@ -73,11 +76,21 @@ def matmul(
         MatmulError: shapes that do not fit.
         AutotuneError: "autotune" without a GPU, for operands in host memory, or while the stream is captured.
     """
-    key = (_layout(a), _layout(b), _layout(out), _layout(bias), out_dtype, activation, configuration, backend())
+    key = (
+        _layout(a),
+        _layout(b),
+        _layout(out),
+        _layout(bias),
+        out_dtype,
+        activation,
+        accumulate,
+        configuration,
+        backend(),
+    )
     stream = _current_stream(a) if stream is None else driver.stream_handle(stream)
     planned = _plans.get(key)
     if planned is None:
-        planned = plan(a, b, out, bias, out_dtype, activation, configuration, stream)
+        planned = plan(a, b, out, bias, out_dtype, activation, accumulate, configuration, stream)
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         _plans[key] = planned
@@ -139,12 +152,14 @@ def plan(
     bias: Any,
     out_dtype: object,
     activation: str,
+    accumulate: bool,
     configuration: Configuration | str | None,
     stream: int,
 ) -> Plan:
     """What `matmul` does for operands like these, checked; the parameters and what is raised are `matmul`'s.
 
-    Nothing is launched, but for "autotune", which measures on `stream` and leaves the product in `out`.
+    Nothing is launched, but for "autotune", which measures on `stream` and leaves the product in `out`, or with
+    `accumulate` in an array of its own.
     """
     a_view, b_view = _viewed("a", a), _viewed("b", b)
     element = dtypes.lookup(a_view.dtype)
@@ -160,6 +175,8 @@ def plan(
     _check_output(out_view, out_element, out_shape)
     _check_bias(bias, shape, out_element)
     _check_configuration(configuration)
+    if accumulate and out is None:
+        raise MatmulError("matmul: accumulate=True adds to what `out` holds: give `out`")
     new_output = functools.partial(_new_output, out_shape, out_element)
     if 0 in out_shape:
         return Plan(new_output, None)
@@ -174,12 +191,12 @@ def plan(
     types = Types(element.name, out_element.name, b_way.major, by_tma)
     sms = choice.multiprocessors()
     batched = tuple(len(view.shape) == 3 and view.shape[0] > 1 for view in (a_view, b_view))
-    work = _Work(types, shape, activation, bias is not None, batched, sms)
+    work = _Work(types, shape, activation, bias is not None, accumulate, batched, sms)
     on_gpu = not any(view.host for view in (a_view, b_view))
     if configuration == AUTOTUNE:
 
         def measured_on() -> tuple:
-            return a_way.ready(a), b_way.ready(b), bias, new_output(a) if out is None else out
+            return a_way.ready(a), b_way.ready(b), bias, new_output(a) if out is None or accumulate else out
 
         chosen = _autotuned(work, measured_on, stream, on_gpu)
     else:
@@ -213,6 +230,7 @@ class _Work:
     shape: Shape
     activation: str
     has_bias: bool
+    accumulate: bool
     batched: tuple[bool, bool]
     sms: int
 
@@ -222,7 +240,7 @@ class _Kernel:
 
     def __init__(self, work: _Work, chosen: Configuration) -> None:
         shape = work.shape
-        self._kernel = chosen.kernel(work.types, work.activation, work.has_bias)
+        self._kernel = chosen.kernel(work.types, work.activation, work.has_bias, work.accumulate)
         self._grid = chosen.grid(shape, work.sms)
         self._maps = _Maps(work.types, chosen)
         self._c_by_tma = work.types.by_tma and chosen.splits == 1

@@ -292,7 +292,9 @@ def make_write(out_dtype: str) -> Callable:
 
 
 @functools.cache
-def make_staged_store(columns: int, out_dtype: str, activation: str, has_bias: bool, batched: bool = False) -> Callable:
+def make_staged_store(
+    columns: int, out_dtype: str, activation: str, has_bias: bool, batched: bool = False, accumulate: bool = False
+) -> Callable:
     """Make a function that writes a warpgroup's 64 x `columns` by TMA.
 
         store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, column, batch, width)
@@ -300,6 +302,7 @@ def make_staged_store(columns: int, out_dtype: str, activation: str, has_bias: b
     128 bytes of every row at a time are written to shared memory and handed to the copy engine; from two tiles in turn,
     so that the next are written while the last are copied. `barrier` is a named barrier of this warpgroup's own,
     `width` C's columns, beyond which there is no bias, and `batch` the slowest coordinate of a map of three dimensions.
+    With `accumulate` (and `batched`) the copy engine adds to what C holds, in L2: C does not come to the SM for it.
     """
     chunk_columns = ROW_BYTES // dtypes.lookup(out_dtype).size
     chunks = columns // chunk_columns
@@ -314,7 +317,11 @@ def make_staged_store(columns: int, out_dtype: str, activation: str, has_bias: b
     def copy_3d(c_map, x, row, batch, tile):
         ptx.cp_async_bulk_tensor_3d_global_shared(c_map, x, row, batch, tile)
 
-    copy = copy_3d if batched else copy_2d
+    @cuda.jit(device=True, forceinline=True)
+    def add_3d(c_map, x, row, batch, tile):
+        ptx.cp_reduce_async_bulk_tensor_3d_add(c_map, x, row, batch, tile)
+
+    copy = add_3d if accumulate else copy_3d if batched else copy_2d
 
     @cuda.jit(device=True, forceinline=True)
     def store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, column, batch, width):

@@ -130,12 +130,14 @@ def make_tuned(
     across: str = "m",
     band: int = 8,
     programmatic: bool = True,
+    accumulate: bool = False,
 ) -> Kernel:
     """The kernel for these types and this tile.
 
     `c` is C's tensor map with `by_tma`, else C itself, of shape (batch, M, N). `a_batches` and `b_batches` are 0 where
     all of the batch have the same A or B, else 1. The grid is any number of clusters; `tiles_m` and `tiles_n` count a
-    cluster's tiles, which lie one below the other (`across` "m") or side by side ("n"), as one.
+    cluster's tiles, which lie one below the other (`across` "m") or side by side ("n"), as one. With `accumulate` the
+    result is added to what C holds.
     """
     rows = GROUP_ROWS * consumers
     accumulators = columns // 2
@@ -174,7 +176,7 @@ def make_tuned(
             ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[stage], thread))
 
     if by_tma:
-        staged = make_staged_store(columns, out_dtype, activation, has_bias, batched=True)
+        staged = make_staged_store(columns, out_dtype, activation, has_bias, True, accumulate)
 
         @cuda.jit(device=True, forceinline=True)
         def store(accumulator, c, bias, group, thread, row, column, batch, width):
@@ -188,7 +190,7 @@ def make_tuned(
             if thread == 0:
                 ptx.cp_async_bulk_wait_group_read(0)  # shared memory has to outlive the copies, no more
     else:
-        direct = make_store(columns, out_dtype, activation, has_bias)
+        direct = make_store(columns, out_dtype, activation, has_bias, accumulate)
 
         @cuda.jit(device=True, forceinline=True)
         def store(accumulator, c, bias, group, thread, row, column, batch, width):
@@ -293,6 +295,7 @@ def make_split(
     stages: int = 4,
     splits: int = 4,
     programmatic: bool = True,
+    accumulate: bool = False,
 ) -> Kernel:
     """The kernel whose clusters of `splits` blocks share a tile's K; a cluster for each tile of each of the batch.
 
@@ -309,7 +312,7 @@ def make_split(
     fetch = make_fetch(rows, columns, dtype, b_major, 1, "m")
     product = make_product(columns, dtype, b_major)
     wait_group = getattr(ptx, f"wgmma_wait_group_m64n{columns}_f32")
-    store_pair = make_direct_store(out_dtype, activation, has_bias)
+    store_pair = make_direct_store(out_dtype, activation, has_bias, accumulate)
     smem = Shared(**_rings(rows, columns, dtype, stages), sums=Buffer((rows, columns + _PAD), float32))
 
     @cuda.jit(device=True, forceinline=True)

@@ -101,10 +101,11 @@ def make_finish(columns: int, activation: str, has_bias: bool) -> Callable:
 
 
 @functools.cache
-def make_store(columns: int, out_dtype: str, activation: str, has_bias: bool) -> Callable:
-    """Make `store(accumulator, c, bias, thread, row, column)`: a warpgroup's 64 x `columns` to `c`, from registers."""
+def make_store(columns: int, out_dtype: str, activation: str, has_bias: bool, accumulate: bool = False) -> Callable:
+    """Make `store(accumulator, c, bias, thread, row, column)`: a warpgroup's 64 x `columns` to `c`, from registers;
+    with `accumulate` added to what is there."""
     finish = make_finish(columns, activation, has_bias)
-    store_pair = make_direct_store(out_dtype)
+    store_pair = make_direct_store(out_dtype, accumulate=accumulate)
     blocks = columns // 8
 
     @cuda.jit(device=True, forceinline=True)

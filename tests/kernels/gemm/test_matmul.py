@@ -145,6 +145,34 @@ def test_batches(rng, shapes, configuration):
     check(matmul(a, b, configuration=configuration), expected(a, b), np.float16)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("columns", "out_dtype", "configuration"),
+    [
+        (72, BF16, SMALL),
+        slow(72, np.float32, SMALL),
+        slow(51, BF16, SMALL),
+        (72, BF16, Configuration(1, 64, splits=2)),
+    ],
+    ids=["tma", "tma_wide", "registers", "split"],
+)
+def test_adding_to_what_is_there(rng, columns, out_dtype, configuration):
+    """By the copy engine the product is rounded before the sum is, so that the error is up to one rounding more."""
+    a, b = rng.standard_normal((70, 40)).astype(BF16), rng.standard_normal((40, columns)).astype(BF16)
+    bias = rng.standard_normal(columns).astype(np.float32)
+    out = pitched_copy((10 * rng.standard_normal((70, columns))).astype(out_dtype))
+    reference = expected(a, b, bias, "relu") + np.asarray(out, np.float64)
+    matmul(a, b, bias=bias, activation="relu", out=out, accumulate=True, configuration=configuration)
+    error = np.abs(np.asarray(out, np.float64) - reference).max() / np.abs(reference).max()
+    assert error <= 2 * tolerance(BF16, out_dtype)
+
+
+def test_adding_needs_something_to_add_to():
+    a = np.ones((8, 8), BF16)
+    with pytest.raises(MatmulError, match="give `out`"):
+        matmul(a, a, accumulate=True)
+
+
 def test_output_of_ones_own(rng):
     a, b = rng.standard_normal((20, 24)).astype(np.float16), rng.standard_normal((24, 30)).astype(np.float16)
     room = np.full((20, 40), 7, np.float16)
