@@ -208,7 +208,7 @@ def default_box(itemsize: int, columns: int) -> tuple[int, int]:
     return max(1, min(256, BOX_BYTES // (width * itemsize))), width
 
 
-def _blocks(work: int, per_multiprocessor: int) -> int:
+def blocks_for(work: int, per_multiprocessor: int) -> int:
     """Blocks for a grid-stride kernel: enough to fill the GPU, no more than there is work. 132 SMs in the simulator."""
     multiprocessors = 132
     if driver.device_count() and backend() != "sim":
@@ -219,7 +219,7 @@ def _blocks(work: int, per_multiprocessor: int) -> int:
 def _bind_plain(arrays: Mapping[str, Any], *, threads: int = 256, stream: object = None, **_: Any) -> Callable[[], Any]:
     described = view(arrays["source"])
     flat = [reinterpret(arrays[n], described.dtype, (described.size,), (described.dtype.itemsize,)) for n in NAMES]
-    return make_plain(threads)[_blocks(-(-described.size // threads), 16), None, stream].bind(*flat)
+    return make_plain(threads)[blocks_for(-(-described.size // threads), 16), None, stream].bind(*flat)
 
 
 def _bind_vector(
@@ -234,7 +234,7 @@ def _bind_cp_async(
     arrays: Mapping[str, Any], *, threads: int = 256, stages: int = 4, stream: object = None, **_: Any
 ) -> Callable[[], Any]:
     source, target = (as_bytes(arrays[name]) for name in NAMES)
-    blocks = _blocks(-(-source.shape[0] // (16 * threads)), 8)
+    blocks = blocks_for(-(-source.shape[0] // (16 * threads)), 8)
     return make_cp_async(threads, stages)[blocks, None, stream].bind(source, target)
 
 
@@ -249,7 +249,7 @@ def _bind_bulk(
     **_: Any,
 ) -> Callable[[], Any]:
     source, target = (as_bytes(arrays[name]) for name in NAMES)
-    blocks = _blocks(-(-source.shape[0] // stage_bytes), per_multiprocessor)
+    blocks = blocks_for(-(-source.shape[0] // stage_bytes), per_multiprocessor)
     return make_bulk(stage_bytes, stages, lag)[blocks, None, stream].bind(source, target)
 
 
