@@ -133,7 +133,7 @@ class _Drawing(Picture):
             self.text(x + 16, y, word, "muted")
 
     def _axis(self, bottom: float, end: float) -> None:
-        step = _nice((end - self._start) / 8)
+        step = nice((end - self._start) / 8)
         unit, divisor = ("µs", 1000) if end >= 10_000 or step >= 1000 else ("ns", 1)
         tick = math.ceil(self._start / step) * step
         while tick <= end:
@@ -247,7 +247,7 @@ def _duration(nanoseconds: float) -> str:
     return f"{nanoseconds / 1000:,.1f} µs" if nanoseconds >= 10_000 else f"{nanoseconds:,.0f} ns"
 
 
-def _nice(step: float) -> float:
+def nice(step: float) -> float:
     """The next of 1, 2 and 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * 0.999)

@@ -1,0 +1,553 @@
+"""The pipeline: batches to the device, through a computation and back, with all engines busy at once."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import arrays, driver
+from . import timeline
+from .gpu import GpuEngines
+from .model import Model, ModelEngines
+from .modes import COMPUTE, D2H, H2D, PREPARE, THREE_STREAMS, Mode, mode_of
+from .ranges import ranged
+from .report import Report, Span
+from .ring import Lease, Ring, Slot, specs
+from .windows import window
+
+SOURCE, RESULT = "source", "result"  # where an error may come from, besides the stages
+
+
+class BatchError(RuntimeError):
+    """A stage of a batch failed; the cause is what it raised.
+
+    Attributes:
+        batch: the batch's number, from 0.
+        stage: "source" (the iterable of batches), "prepare", "H2D", "compute", "D2H", or "result" where the driver
+            tells of an error only when the batch is awaited.
+    """
+
+    def __init__(self, batch: int, stage: str, cause: BaseException) -> None:
+        super().__init__(f"batch {batch}: {stage} failed: {type(cause).__name__}: {cause}")
+        self.batch, self.stage = batch, stage
+        self.__cause__ = cause
+
+
+class SlotsHeldError(RuntimeError):
+    """Every slot is held by results that the caller has not let go of, so no batch can go on."""
+
+
+@dataclass
+class Result:
+    """Outputs of a batch: `result["name"]`, a NumPy array.
+
+    Attributes:
+        index: the batch's number, from 0.
+        outputs: by name.
+    """
+
+    index: int
+    outputs: dict[str, np.ndarray]
+    _lease: Lease | None = None
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.outputs[name]
+
+    def release(self) -> None:
+        """Let go of the slot that the outputs lie in (`copy=False`): they are not to be looked at any more."""
+        if self._lease is not None:
+            self.outputs = {}
+            self._lease.release()
+            self._lease = None
+
+
+@dataclass
+class _Taken:
+    """What the source gave for a batch."""
+
+    index: int
+    batch: Any
+    error: BatchError | None = None
+
+
+class _Job:
+    """A batch on its way."""
+
+    def __init__(self, index: int, slot: Slot, error: BatchError | None = None) -> None:
+        self.index = index
+        self.slot = slot
+        self.error = error
+        self.sources: Mapping[str, np.ndarray] = {}  # what the copies in read; kept alive until they have
+        self.prepared: tuple[float, float] | None = None
+        self.stamp = 0.0
+
+    def fail(self, stage: str, cause: Exception) -> None:
+        """Remember the first error."""
+        if self.error is None:
+            self.error = BatchError(self.index, stage, cause)
+
+
+class Pipeline:
+    """Batches pass copy in, computation and copy out, each on its own engine, and come back in order.
+
+        def compute(inputs, outputs, stream):
+            double[blocks, None, stream](inputs["x"], outputs["y"])
+
+        with Pipeline(compute, inputs={"x": ((n,), np.float32)}, outputs={"y": ((n,), np.float32)}) as pipeline:
+            for result in pipeline.run(batches):
+                use(result["y"])
+
+    Args:
+        compute: `compute(inputs, outputs, stream)` enqueues work on `stream` and returns. `inputs` and `outputs` are
+            dicts of device arrays (with `__cuda_array_interface__`: kernels, CuPy and PyTorch take them as they are;
+            NumPy arrays where there is no GPU). One batch is computed after the other, in order and whatever the mode,
+            so memory of its own may be shared by all. In mode "producer" it is called in another thread.
+        inputs, outputs: {name: (shape, dtype)} of one batch, or {name: an array like it}.
+        mode: "serial_pageable", "serial_pinned", "two_streams", "three_streams", "producer", or a `Mode`.
+        depth: slots in the ring, each with the buffers of one batch: pinned and device, inputs and outputs. By default
+            4 (one being prepared or copied in, one computed, one copied out, one read), 2 in a serial mode.
+        prepare: `prepare(batch, buffers)` writes a batch into `buffers`, a dict of host arrays by input's name, in
+            place of copying arrays into them.
+        graph: capture what `compute` enqueues for a slot into a CUDA graph once, and launch that. `compute` is then
+            called twice a slot, before the first batch, and has to enqueue the same work each time.
+        streams: the streams to use, PyTorch's, CuPy's, Numba's, cuda.core's or handles: as many as the mode has (for
+            "three_streams" copies in, computing, copies out). They stay yours. `compute` gets yours back, else a
+            cuda.core stream.
+        record: keep the times of all stages for `report` and `save_timeline`.
+        device: ordinal of the GPU; by default the current one.
+        model: run without a GPU on this `Model`'s engines. By default so where there is no GPU.
+
+    Raises:
+        TypeError, ValueError: an argument is not what it should be.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[dict[str, Any], dict[str, Any], Any], object],
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        *,
+        mode: str | Mode = THREE_STREAMS,
+        depth: int | None = None,
+        prepare: Callable[[Any, dict[str, np.ndarray]], object] | None = None,
+        graph: bool = False,
+        streams: Sequence[Any] | None = None,
+        record: bool = False,
+        device: int | None = None,
+        model: Model | None = None,
+    ) -> None:
+        if not callable(compute):
+            raise TypeError(f"compute={compute!r}: expected a function compute(inputs, outputs, stream)")
+        self.mode = mode_of(mode)
+        depth = (4 if self.mode.overlapping else 2) if depth is None else depth
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+            raise ValueError(f"depth {depth!r}: expected a number of slots, 1 or more")
+        self.inputs, self.outputs = specs(inputs, "input"), specs(outputs, "output")
+        if not self.inputs and prepare is not None:
+            raise ValueError("prepare without inputs: there is no buffer to prepare")
+        self._compute, self._prepare, self._record = compute, prepare, record
+        on_gpu = model is None and driver.device_count() > 0
+        self.engines: Any = GpuEngines(device) if on_gpu else ModelEngines(model, both_busy=self.mode.overlapping)
+        self._owns_streams = streams is None
+        self._streams: list[Any] = []
+        self._ring = Ring([], self.engines.now)
+        self._last_computed: Any = None
+        self._running = False
+        self._closed = False
+        self.report = Report(self.mode.name, self.engines.name, self.engines.modelled)
+        slots: list[Slot] = []
+        try:
+            self._take_streams(streams)
+            for _ in range(depth):
+                slots.append(Slot(self.engines, self.inputs, self.outputs, self.mode.pinned))
+            if graph:
+                stream = self.mode.stream_of(COMPUTE, 0)
+                for slot in slots:
+                    slot.graph = self.engines.graph(
+                        compute, slot.inputs, slot.outputs, self._streams[stream], self._arguments[stream]
+                    )
+        except BaseException:
+            for slot in slots:
+                slot.free()
+            self._give_streams_back()
+            raise
+        self._ring = Ring(slots, self.engines.now)
+
+    @property
+    def depth(self) -> int:
+        """Slots in the ring."""
+        return self._ring.depth
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that neither a batch nor a result holds."""
+        return self._ring.free
+
+    def run(self, batches: Iterable[Any], *, copy: bool = True) -> Iterator[Result]:
+        """Send batches through; their results come in the same order.
+
+        At most `depth` batches are under way, results that the caller holds included; one more may have been taken from
+        `batches`. A batch is a dict of arrays by input's name, a tuple of arrays in the inputs' order, an array where
+        there is one input, or whatever `prepare` takes. Arrays in pinned memory (`pinned`, or another library's) are
+        read where they are and must not change until the batch's result has come; others are copied into the slot's
+        buffers first.
+
+        When a stage fails, the batches before are delivered, then `BatchError` is raised; those after it are cancelled.
+        The same on leaving the loop early, an exception in it, or Ctrl-C: what is under way is awaited and dropped, all
+        slots come back, and the pipeline may run again.
+
+        Args:
+            batches: any iterable; a generator is asked as there is room (in another thread in mode "producer").
+            copy: give each result memory of its own. False spares that copy: the outputs lie in the slot, which is
+                used again once the arrays (and `result`) are gone, or after `result.release()`.
+
+        Raises:
+            BatchError: naming batch and stage.
+            SlotsHeldError: `copy=False`, and results hold all slots while there are batches left.
+            RuntimeError: the pipeline is closed, or runs already.
+        """
+        if self._closed:
+            raise RuntimeError("the pipeline is closed")
+        return self._results(iter(batches), copy)
+
+    def pinned(self) -> dict[str, np.ndarray]:
+        """New page-locked host arrays for the inputs of one batch, to fill and pass to `run`, which copies from them
+        directly. They are freed with the last reference. (Without a GPU: ordinary arrays.)"""
+        self.engines.enter_thread()
+        return {name: self.engines.host_array(spec.shape, spec.dtype, True) for name, spec in self.inputs.items()}
+
+    def save_timeline(self, path: str | Path, **options: int) -> None:
+        """Write the last run's timeline, if `record`: .svg, or .json for ui.perfetto.dev; see `overlap.timeline`."""
+        timeline.save(self.report, path, **options)
+
+    def close(self) -> None:
+        """Wait for the streams, and free buffers and streams. Results with `copy=False` keep what they look at."""
+        if self._closed:
+            return
+        if self._running:
+            raise RuntimeError("the pipeline still runs: close the iterator that run() gave, or exhaust it")
+        self._closed = True
+        self.engines.enter_thread()
+        with contextlib.suppress(Exception):  # a device that has failed must not keep the rest from being freed
+            self.engines.drain(self._streams)
+        self._ring.close()
+        self._give_streams_back()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Streams.
+
+    def _take_streams(self, given: Sequence[Any] | None) -> None:
+        if given is None:
+            self._streams = [self.engines.stream() for _ in range(self.mode.streams)]
+            self._arguments = self._streams
+            return
+        if len(given) != self.mode.streams:
+            raise ValueError(f"{len(given)} streams; mode {self.mode.name} has {self.mode.streams}")
+        self._streams = [self.engines.adopt(stream) for stream in given]
+        self._arguments = list(given)
+
+    def _give_streams_back(self) -> None:
+        if self._owns_streams:
+            for stream in self._streams:
+                with contextlib.suppress(Exception):
+                    self.engines.close_stream(stream)
+        self._streams = []
+
+    # A run.
+
+    def _results(self, source: Iterator[Any], copy: bool) -> Iterator[Result]:
+        if self._running:
+            raise RuntimeError("the pipeline runs already: exhaust or close its iterator before the next run")
+        if self._closed:
+            raise RuntimeError("the pipeline is closed")
+        self._running = True
+        feed = None
+        try:
+            self.engines.enter_thread()
+            self.engines.begin()
+            self._last_computed = None
+            self.report = Report(self.mode.name, self.engines.name, self.engines.modelled)
+            feed = self._fed_by_threads(source) if self.mode.producer else self._fed_here(source)
+            for job in feed:
+                yield self._delivered(job, copy)
+        finally:
+            try:
+                if feed is not None:
+                    feed.close()
+                if self._ring.free + self._ring.lent < self._ring.depth:
+                    self._settle()
+                self._ring.reclaim()
+            finally:
+                self._running = False
+
+    def _fed_here(self, source: Iterator[Any]) -> Iterator[_Job]:
+        """Jobs that have been submitted, in order; as many are under way as there is room for."""
+        limit = self._ring.depth if self.mode.overlapping else 1
+        under_way: deque[_Job] = deque()
+        taken: _Taken | None = None  # from the source, and without a slot yet
+        number, more = 0, True
+        while True:
+            while more and len(under_way) < limit:
+                if taken is None:
+                    taken = self._take_from(source, number)
+                    if taken is None:
+                        more = False
+                        break
+                    number += 1
+                slot = self._ring.take()
+                if slot is None:
+                    break
+                job, taken = self._prepared(taken, slot), None
+                if job.error is None:
+                    self._submit(job)
+                under_way.append(job)
+                more = job.error is None
+            if under_way:
+                yield under_way.popleft()
+            elif more:
+                raise self._slots_held()
+            else:
+                return
+
+    def _fed_by_threads(self, source: Iterator[Any]) -> Iterator[_Job]:
+        """The same, with one thread that prepares and one that submits."""
+        stopped = threading.Event()
+        prepared: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        submitted: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+
+        def produce() -> None:
+            try:
+                self.engines.enter_thread()
+                for number in itertools.count():
+                    taken = self._take_from(source, number)
+                    slot = self._ring.wait(stopped) if taken is not None else None
+                    if slot is None:
+                        return
+                    job = self._prepared(taken, slot)
+                    prepared.put(job)
+                    if job.error is not None:
+                        return
+            finally:
+                prepared.put(None)
+
+        def submit() -> None:
+            try:
+                self.engines.enter_thread()
+                while (job := prepared.get()) is not None:
+                    if job.error is None and not stopped.is_set():
+                        self.engines.catch_up(job.stamp)
+                        self._submit(job)
+                    submitted.put(job)
+                    if job.error is not None:
+                        stopped.set()
+                        self._ring.wake()
+            finally:
+                submitted.put(None)
+
+        threads = [
+            threading.Thread(target=contextvars.copy_context().run, args=(work,), name=f"overlap-{name}", daemon=True)
+            for name, work in (("prepare", produce), ("submit", submit))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while (job := self._next_of(submitted)) is not None:
+                yield job
+        finally:
+            stopped.set()
+            self._ring.wake()
+            for thread in threads:
+                thread.join()
+
+    def _next_of(self, submitted: queue.SimpleQueue) -> _Job | None:
+        while True:
+            try:
+                return submitted.get(timeout=0.1)
+            except queue.Empty:
+                # Only the caller, who is waiting here, could let go of them.
+                if self._ring.lent >= self._ring.depth and self._ring.starving:
+                    raise self._slots_held() from None
+
+    def _slots_held(self) -> SlotsHeldError:
+        depth = self._ring.depth
+        return SlotsHeldError(
+            f"all {depth} slots are held by results of earlier batches: let go of them (drop the arrays, or call "
+            f"result.release()), use run(…, copy=True), or raise depth={depth}"
+        )
+
+    # Stages.
+
+    def _take_from(self, source: Iterator[Any], number: int) -> _Taken | None:
+        """The next batch, or the error in place of it; None at the end."""
+        try:
+            return _Taken(number, next(source))
+        except StopIteration:
+            return None
+        except Exception as error:
+            return _Taken(number, None, BatchError(number, SOURCE, error))
+
+    def _prepared(self, taken: _Taken, slot: Slot) -> _Job:
+        """The batch in a slot's page-locked memory (or wherever the mode wants it)."""
+        job = _Job(taken.index, slot, taken.error)
+        self.engines.catch_up(slot.stamp)
+
+        def work() -> None:
+            if self._prepare is not None:
+                self._prepare(taken.batch, slot.host_inputs)
+                job.sources = slot.host_inputs
+            else:
+                job.sources = self._staged(taken.batch, slot.host_inputs)
+
+        if job.error is None:
+            try:
+                with ranged(PREPARE, job.index):
+                    job.prepared = self.engines.host_work(work)
+            except Exception as error:
+                job.fail(PREPARE, error)
+        job.stamp = self.engines.now()
+        return job
+
+    def _staged(self, batch: Any, buffers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Where the copies in read each input: pinned arrays as they are, others copied into the slot's buffers."""
+        sources = {}
+        for name, array in _named(batch, self.inputs).items():
+            spec, host = self.inputs[name], _host_array(array, name)
+            if host.shape != spec.shape or host.dtype != spec.dtype:
+                raise ValueError(
+                    f"input {name!r}: {host.dtype} of shape {host.shape}; the pipeline was made for {spec.dtype} of "
+                    f"shape {spec.shape}: pad the batch, or make a pipeline for it"
+                )
+            direct = self.mode.pinned and host.flags.c_contiguous and self.engines.is_pinned(host)
+            if direct:
+                sources[name] = host
+            else:
+                np.copyto(buffers[name], host)
+                sources[name] = buffers[name]
+        return sources
+
+    def _submit(self, job: _Job) -> None:
+        """Enqueue the copies and the computation."""
+        engines, slot, stage = self.engines, job.slot, H2D
+        numbers = {stage: self.mode.stream_of(stage, job.index) for stage in (H2D, COMPUTE, D2H)}
+        try:
+            with ranged(H2D, job.index):
+                stream = self._streams[numbers[H2D]]
+                engines.record(slot.began[H2D], stream)
+                for name, array in slot.inputs.items():
+                    engines.copy_in(array, job.sources[name], stream)
+                engines.record(slot.ended[H2D], stream)
+            stage = COMPUTE
+            with ranged(COMPUTE, job.index):
+                stream, argument = self._streams[numbers[COMPUTE]], self._arguments[numbers[COMPUTE]]
+                engines.wait(stream, slot.ended[H2D])
+                if self._last_computed is not None and self.mode.streams > 1:
+                    # Batches may share memory of the computation's, and the multiprocessors are one engine.
+                    engines.wait(stream, self._last_computed)
+                engines.record(slot.began[COMPUTE], stream)
+                work = slot.graph if slot.graph is not None else self._compute
+                engines.compute(work, slot.inputs, slot.outputs, stream, argument, lambda e: job.fail(COMPUTE, e))
+                engines.record(slot.ended[COMPUTE], stream)
+                self._last_computed = slot.ended[COMPUTE]
+            stage = D2H
+            with ranged(D2H, job.index):
+                stream = self._streams[numbers[D2H]]
+                engines.wait(stream, slot.ended[COMPUTE])
+                engines.record(slot.began[D2H], stream)
+                for name, array in slot.outputs.items():
+                    engines.copy_out(slot.host_outputs[name], array, stream)
+                engines.record(slot.ended[D2H], stream)
+        except Exception as error:
+            job.fail(stage, error)
+
+    def _delivered(self, job: _Job, copy: bool) -> Result:
+        """Wait for a job and hand out its outputs.
+
+        Raises:
+            BatchError: one of its stages failed.
+        """
+        slot = job.slot
+        if job.error is None:
+            try:
+                self.engines.synchronize(slot.ended[D2H])
+            except Exception as error:
+                job.fail(RESULT, error)
+        if job.error is not None:
+            raise job.error
+        job.sources = {}
+        self._note(job)
+        if copy:
+            result = Result(job.index, {name: array.copy() for name, array in slot.host_outputs.items()})
+            self._ring.give(slot)
+            return result
+        lease = self._ring.lend(slot)
+        return Result(job.index, {name: lease.window(array) for name, array in slot.host_outputs.items()}, lease)
+
+    def _note(self, job: _Job) -> None:
+        engines, slot, report = self.engines, job.slot, self.report
+        report.batches += 1
+        report.seconds = engines.now()
+        report.bytes_in += sum(spec.nbytes for spec in self.inputs.values())
+        report.bytes_out += sum(spec.nbytes for spec in self.outputs.values())
+        if self._record:
+            report.spans.append(Span(PREPARE, job.index, *job.prepared))
+            for stage in (H2D, COMPUTE, D2H):
+                times = engines.seconds(slot.began[stage]), engines.seconds(slot.ended[stage])
+                report.spans.append(Span(stage, job.index, *times))
+
+    def _settle(self) -> None:
+        """Have nothing on the streams any more that uses a slot. A device that has failed will not do anything."""
+        with contextlib.suppress(Exception):
+            self.engines.drain(self._streams)
+
+
+def _named(batch: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a batch by input's name.
+
+    Raises:
+        ValueError: their names or their number are not the inputs'.
+    """
+    if isinstance(batch, Mapping):
+        found = dict(batch)
+    elif isinstance(batch, (tuple, list)):
+        if len(batch) != len(inputs):
+            raise ValueError(f"{len(batch)} arrays; the inputs are {', '.join(inputs)}")
+        found = dict(zip(inputs, batch, strict=True))
+    elif len(inputs) == 1:
+        found = {next(iter(inputs)): batch}
+    else:
+        raise ValueError(f"a {type(batch).__name__}; expected a dict or a tuple of the inputs {', '.join(inputs)}")
+    if found.keys() != inputs.keys():
+        raise ValueError(f"arrays {', '.join(map(str, found))}; the inputs are {', '.join(inputs)}")
+    return found
+
+
+def _host_array(value: Any, name: str) -> np.ndarray:
+    """A NumPy array over the memory of any host array.
+
+    Raises:
+        TypeError: it lies on a device.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if arrays.is_torch(value):
+        view = arrays.view(value)
+        if not view.host:
+            raise TypeError(f"input {name!r} lies on a GPU already; the pipeline takes it from host memory")
+        if view.layout == "C":
+            return window(value, view.pointer, view.shape, view.dtype)
+    return np.asarray(value)
