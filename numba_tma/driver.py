@@ -175,6 +175,19 @@ class LoadedKernel:
             "occupancy",
         )
 
+    def resident_blocks(self, block: Sequence[int], shared_bytes: int, cluster: Sequence[int] | None = None) -> int:
+        """How many blocks of this size the whole device holds at once, in clusters if they form some: a cluster needs
+        a group of neighbouring SMs (a GPC) with room for all of its blocks."""
+        self.allow_shared(shared_bytes)
+        if not cluster or tuple(cluster) == (1, 1, 1):
+            threads = block[0] * block[1] * block[2]
+            return self.blocks_per_multiprocessor(threads, shared_bytes) * attribute(
+                "MULTIPROCESSOR_COUNT", self._ordinal
+            )
+        config = launch_config(cluster, block, shared_bytes, 0, cluster)
+        clusters = check(_driver().cuOccupancyMaxActiveClusters(self.function, config), "cuOccupancyMaxActiveClusters")
+        return clusters * cluster[0] * cluster[1] * cluster[2]
+
 
 def launch_config(
     grid: Sequence[int],

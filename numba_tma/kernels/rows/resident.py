@@ -1,0 +1,323 @@
+"""A row, or a block's part of it, in shared memory by one bulk copy, and in registers after the first look at it.
+
+The copy engine fetches the row while no thread has anything to do with it. Each thread then reads its 16-byte vectors
+once, keeps what it computes of them in registers, and the block (or the cluster of blocks) puts the threads' pairs
+together. The results go from registers to global memory. Nothing is read twice from anywhere.
+
+The engine moves whole 16 bytes; the last few elements of a row whose length is no multiple of that are read and written
+one by one, by a thread each of the last block.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from numba import cuda
+from numba.cuda.types import float32, uint32, uint64
+
+from ... import ptx
+from ...launch import Kernel, kernel
+from ...pipeline import mbarrier_wait, ring
+from ...shared import Barriers, Buffer, Shared, Tiles
+from ...unroll import unroll
+from .operation import MAKERS, Operation
+from .vectors import Vectors, make_vectors
+
+_WARP = 32
+
+
+def _plan(threads: int, passes: int, stages: int, cluster: int) -> Shared:
+    """Shared memory: rows (or parts) under way, and two tables of pairs, one a warp of the cluster."""
+    return Shared(
+        part=Tiles(stages, (threads * passes * 16,), np.uint8),
+        pairs=Buffer((2, cluster * threads // _WARP, 2), np.float32),
+        full=Barriers(stages),
+    )
+
+
+def _make_together(op: Operation, smem: Shared, threads: int, cluster: int) -> Callable:
+    """together(slot, thread, rank, a, b): the pair of the whole row, from each thread's.
+
+    There is one barrier in it, of the block or the cluster: what a thread did before, all may build upon afterwards.
+    The table `slot` may be written again after the next such barrier.
+    """
+    warps = threads // _WARP
+    entries = warps * cluster
+
+    @cuda.jit(device=True, forceinline=True)
+    def meet(slot, thread, rank, a, b):
+        lane, warp = uint32(thread % uint32(_WARP)), uint32(thread // uint32(_WARP))
+        if cluster == 1:
+            if lane == 0:
+                smem.pairs[slot, warp, 0], smem.pairs[slot, warp, 1] = a, b
+            cuda.syncthreads()
+        else:
+            # Every block gets the pair of every warp of the cluster: lane i writes to block i.
+            if lane < uint32(cluster):
+                own = smem.pairs.address_of(slot, uint32(rank * uint32(warps) + warp), uint32(0))
+                ptx.st_shared_cluster_v2_f32(ptx.mapa_shared_cluster(own, lane), a, b)
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+
+    @cuda.jit(device=True, forceinline=True)
+    def together(slot, thread, rank, a, b):
+        a, b = op.warp(a, b)
+        meet(slot, thread, rank, a, b)
+        lane = uint32(thread % uint32(_WARP))
+        a, b = float32(op.missing), float32(0)
+        if lane < uint32(entries):
+            a, b = smem.pairs[slot, lane, 0], smem.pairs[slot, lane, 1]
+        for i in range(1, -(-entries // _WARP)):
+            entry = uint32(lane + uint32(i * _WARP))
+            if entry < uint32(entries):
+                a, b = op.merge(a, b, smem.pairs[slot, entry, 0], smem.pairs[slot, entry, 1])
+        return op.warp(a, b)
+
+    return together
+
+
+def _make_part(op: Operation, vectors: Vectors, smem: Shared, threads: int, passes: int) -> tuple[Callable, Callable]:
+    """load(…) a part of a row from shared memory into registers, and store(…) it to global memory."""
+    width, weighted = vectors.width, op.weighted
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(values, thread, stage, own):
+        for i in range(passes):
+            unroll()
+            index = uint32(thread + uint32(i * threads))
+            if index < own:
+                vectors.load_shared(values, i * width, smem.part[stage].address_of(uint32(index * uint32(16))))
+            else:
+                for j in range(width):
+                    unroll()
+                    values[i * width + j] = float32(op.missing)
+
+    @cuda.jit(device=True, forceinline=True)
+    def store(values, weights, factor, thread, address, own):
+        for i in range(passes):
+            unroll()
+            index = uint32(thread + uint32(i * threads))
+            if index < own:
+                for j in range(width):
+                    unroll()
+                    values[i * width + j] *= factor
+                if weighted:
+                    vectors.scale(values, i * width, weights, 4 * i)
+                vectors.store_global(address + uint64(index) * uint64(16), values, i * width)
+
+    return load, store
+
+
+def _make_weights(op: Operation, vectors: Vectors, threads: int, passes: int) -> Callable:
+    """weights(…): this thread's weights, if there are any, as words in registers."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_weights(words, thread, address, own):
+        for i in range(passes if op.weighted else 0):
+            unroll()
+            index = uint32(thread + uint32(i * threads))
+            if index < own:
+                vectors.keep(words, 4 * i, address + uint64(index) * uint64(16))
+
+    return load_weights
+
+
+def _kernel(op: Operation, body: Callable, name: str, **options: object) -> Kernel:
+    """The kernel around `body(x, weight, out, inverse, epsilon)`, with the arguments that the operation needs."""
+    if op.weighted:
+
+        def run(x, weight, out, inverse, epsilon):
+            body(x, weight, out, inverse, epsilon)
+    else:
+
+        def run(x, out):
+            body(x, out, out, float32(0), float32(0))
+
+    run.__name__ = run.__qualname__ = f"{op.name}_{name}"
+    return kernel(run, **options)
+
+
+@functools.cache
+def make_bulk(
+    operation: str, dtype: str, threads: int = 256, passes: int = 4, cluster: int = 1, min_blocks: int = 1
+) -> Kernel:
+    """One row a block, or a cluster of blocks: copy, look, meet, write. Other blocks of the SM fill the pauses.
+
+    Args:
+        operation: softmax or rmsnorm.
+        dtype: float32, float16 or bfloat16.
+        threads, passes: a block takes up to threads · passes vectors of 16 bytes.
+        cluster: blocks that share a row, up to 16.
+        min_blocks: blocks that an SM is to hold.
+    """
+    vectors = make_vectors(dtype)
+    width = vectors.width
+    count, words = passes * width + 1, 4 * passes  # the last is an element of the row's end, if this thread has one
+    op = MAKERS[operation](count)
+    weighted = op.weighted
+    smem = _plan(threads, passes, 1, cluster)
+    together = _make_together(op, smem, threads, cluster)
+    load, store = _make_part(op, vectors, smem, threads, passes)
+    load_weights = _make_weights(op, vectors, threads, passes)
+
+    @cuda.jit(device=True, forceinline=True)
+    def body(x, weight, out, inverse, epsilon):
+        values = cuda.local.array(count, float32)
+        weights = cuda.local.array(words, uint32)
+        thread = uint32(cuda.threadIdx.x)
+        rank = uint32(0)
+        if cluster > 1:
+            rank = ptx.cluster_ctarank()
+        row = uint32(uint32(cuda.blockIdx.x) // uint32(cluster))
+        whole = uint32(uint32(x.shape[1]) // uint32(width))
+        share = uint32(uint32(whole + uint32(cluster - 1)) // uint32(cluster))
+        first = uint32(min(uint32(rank * share), whole))
+        own = uint32(min(share, uint32(whole - first)))
+        end = uint32(whole * uint32(width) + thread)
+        has_end = rank == uint32(cluster - 1) and end < uint32(x.shape[1])
+
+        if thread == 0:
+            bar = smem.full[0]
+            ptx.mbarrier_init(bar, 1)
+            ptx.fence_mbarrier_init()
+            ptx.mbarrier_arrive_expect_tx(bar, uint32(own * uint32(16)))
+            if own > 0:
+                source = ptx.global_address(x) + uint64(row) * uint64(x.strides[0]) + uint64(first) * uint64(16)
+                ptx.cp_async_bulk_shared_global(smem.part[0], source, uint32(own * uint32(16)), bar)
+        load_weights(weights, thread, ptx.global_address(weight) + uint64(first) * uint64(16), own)
+        values[count - 1] = float32(op.missing)
+        if has_end:
+            values[count - 1] = float32(x[row, end])
+        if cluster > 1:  # no block writes to another before that has begun
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+        else:
+            cuda.syncthreads()
+        mbarrier_wait(smem.full[0], 0)
+        load(values, thread, uint32(0), own)
+        own_a, own_b = op.partial(values)
+        a, b = together(uint32(0), thread, rank, own_a, own_b)
+        factor = op.factor(own_a, a, b, inverse, epsilon)
+        target = ptx.global_address(out) + uint64(row) * uint64(out.strides[0]) + uint64(first) * uint64(16)
+        store(values, weights, factor, thread, target, own)
+        if has_end:
+            value = values[count - 1] * factor
+            if weighted:
+                value *= float32(weight[end])
+            out[row, end] = value
+
+    return _kernel(
+        op,
+        body,
+        "bulk" if cluster == 1 else "cluster",
+        threads=threads,
+        shared=smem,
+        cluster=cluster if cluster > 1 else None,
+        min_blocks=min_blocks,
+    )
+
+
+@functools.cache
+def make_ring(
+    operation: str,
+    dtype: str,
+    threads: int = 256,
+    passes: int = 4,
+    stages: int = 3,
+    cluster: int = 1,
+    min_blocks: int = 1,
+) -> Kernel:
+    """Blocks (or clusters) that stay: while one row is computed on, the copies of the next are under way.
+
+    A stage is free again as soon as all have read it into their registers, which the barrier that puts the pairs
+    together tells. Weights are read once. Arguments as in `make_bulk`; `stages` is how many rows are in flight.
+    """
+    vectors = make_vectors(dtype)
+    width = vectors.width
+    count, words = passes * width + 1, 4 * passes
+    op = MAKERS[operation](count)
+    weighted = op.weighted
+    smem = _plan(threads, passes, stages, cluster)
+    together = _make_together(op, smem, threads, cluster)
+    load, store = _make_part(op, vectors, smem, threads, passes)
+    load_weights = _make_weights(op, vectors, threads, passes)
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(x, row, first, own, stage):
+        bar = smem.full[stage]
+        ptx.mbarrier_arrive_expect_tx(bar, uint32(own * uint32(16)))
+        if own > 0:
+            source = ptx.global_address(x) + uint64(row) * uint64(x.strides[0]) + uint64(first) * uint64(16)
+            ptx.cp_async_bulk_shared_global(smem.part[stage], source, uint32(own * uint32(16)), bar)
+
+    @cuda.jit(device=True, forceinline=True)
+    def body(x, weight, out, inverse, epsilon):
+        values = cuda.local.array(count, float32)
+        weights = cuda.local.array(words, uint32)
+        thread = uint32(cuda.threadIdx.x)
+        rank = uint32(0)
+        if cluster > 1:
+            rank = ptx.cluster_ctarank()
+        rows = uint32(x.shape[0])
+        row = uint32(uint32(cuda.blockIdx.x) // uint32(cluster))
+        step = uint32(uint32(cuda.gridDim.x) // uint32(cluster))
+        whole = uint32(uint32(x.shape[1]) // uint32(width))
+        share = uint32(uint32(whole + uint32(cluster - 1)) // uint32(cluster))
+        first = uint32(min(uint32(rank * share), whole))
+        own = uint32(min(share, uint32(whole - first)))
+        end = uint32(whole * uint32(width) + thread)
+        has_end = rank == uint32(cluster - 1) and end < uint32(x.shape[1])
+
+        ahead = row
+        if thread == 0:
+            for stage in range(stages):
+                ptx.mbarrier_init(smem.full[stage], 1)
+            ptx.fence_mbarrier_init()
+            for stage in range(stages):
+                if ahead < rows:
+                    fetch(x, ahead, first, own, uint32(stage))
+                ahead = uint32(ahead + step)
+        load_weights(weights, thread, ptx.global_address(weight) + uint64(first) * uint64(16), own)
+        if cluster > 1:
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+        else:
+            cuda.syncthreads()
+
+        turn = uint32(0)
+        while row < rows:
+            stage, phase = ring(turn, stages)
+            values[count - 1] = float32(op.missing)
+            if has_end:
+                values[count - 1] = float32(x[row, end])
+            mbarrier_wait(smem.full[stage], phase)
+            load(values, thread, stage, own)
+            own_a, own_b = op.partial(values)
+            ptx.fence_proxy_async_shared_cta()
+            a, b = together(uint32(turn & uint32(1)), thread, rank, own_a, own_b)
+            if thread == 0:
+                if ahead < rows:
+                    fetch(x, ahead, first, own, stage)
+                ahead = uint32(ahead + step)
+            factor = op.factor(own_a, a, b, inverse, epsilon)
+            target = ptx.global_address(out) + uint64(row) * uint64(out.strides[0]) + uint64(first) * uint64(16)
+            store(values, weights, factor, thread, target, own)
+            if has_end:
+                value = values[count - 1] * factor
+                if weighted:
+                    value *= float32(weight[end])
+                out[row, end] = value
+            row = uint32(row + step)
+            turn = uint32(turn + uint32(1))
+
+    return _kernel(
+        op,
+        body,
+        "ring",
+        threads=threads,
+        shared=smem,
+        cluster=cluster if cluster > 1 else None,
+        min_blocks=min_blocks,
+    )
