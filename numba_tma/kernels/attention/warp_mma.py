@@ -90,6 +90,11 @@ class Tiling:
         return self.rows // self.warps // 16
 
     @property
+    def rows_apart(self) -> int:
+        """From one warp's first row to the next one's."""
+        return 16 * self.fragments
+
+    @property
     def steps(self) -> int:
         """Of 16 columns of Q and K."""
         return -(-self.head_dim // _STEP)
@@ -146,14 +151,13 @@ def tiling_for(head_dim: int, tile: tuple[int, int] | None = None, warps: int | 
 def make_load_q(smem: Shared, tiling: Tiling) -> Callable:
     """load_q(fragments, step): this warp's rows of 16 columns of Q, into registers: the quarters of 16 x 16, by rows
     first, of one fragment after the other."""
-    per_warp = 16 * tiling.fragments
-    fragments = tiling.fragments
+    rows_apart, fragments = tiling.rows_apart, tiling.fragments
 
     @cuda.jit(device=True, forceinline=True)
     def load_q(a, step):
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        row, column = uint32(warp * uint32(per_warp) + lane % uint32(16)), uint32(lane // uint32(16) * uint32(8))
+        row, column = uint32(warp * uint32(rows_apart) + lane % uint32(16)), uint32(lane // uint32(16) * uint32(8))
         place = smem.q[step // 4].address_of(row, uint32(column + uint32(step % 4 * _STEP)))
         for f in range(fragments):
             unroll()

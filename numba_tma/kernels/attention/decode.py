@@ -1,0 +1,444 @@
+"""`decode`: attention of a few new queries to a cache of keys and values, contiguous or in pages.
+
+The kernel is `split_kv`'s. What is decided here depends on extents alone: how many blocks share a sequence follows
+from the cache's capacity and the number of SMs, never from `lengths` or the page table, which stay on the GPU. So a
+launch can be captured into a CUDA graph and replayed as the sequences grow.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ... import arrays, driver, dtypes
+from ...arrays import ArrayView, DeviceView
+from ...device_array import DeviceArray
+from ...launch import backend
+from ...pitch import is_pitched
+from ...tensor_map import TensorMap
+from ..calls import current_stream, layout, new_like, pointer
+from ..gemm.choice import multiprocessors
+from .masks import UNBOUNDED
+from .operands import BOX, INPUTS, MAX_HEAD_DIM, Scores
+from .split_kv import Cache, Tiling, make_split_kv
+
+MAX_QUERIES = 16
+_MOST_PLANS, _MOST_PLACES = 1024, 256  # kept for calls like one before
+_RING_BYTES = (96 * 1024, 192 * 1024)  # of a block's tiles: two blocks to an SM, or one where that is too little
+_SHARED_BYTES = 227 * 1024  # of an SM, some 1 KB a block aside
+_MOST_SPLITS = 128
+_READ_RATE = 4.2e12  # bytes a second, of an H200
+_BLOCK_SECONDS = 4e-6  # that a block takes besides reading: its start, its first tile, its end
+_CALLER = "decode"
+
+
+class Extents(NamedTuple):
+    """Of a call: sequences, new queries of each, heads, and the most keys that a sequence can have."""
+
+    batch: int
+    sq: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    capacity: int
+
+    @property
+    def group(self) -> int:
+        """Heads of queries that share one of keys and values."""
+        return self.heads // self.kv_heads
+
+    @property
+    def rows(self) -> int:
+        """Of a tile of queries: 32 where they are needed, and registers have room for their O."""
+        return 32 if self.sq * self.group > 16 and self.head_dim <= 128 else 16
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of queries that read the same keys."""
+        return -(-self.sq * self.group // self.rows)
+
+
+def tiling_for(
+    extents: Extents, keys: int | None = None, warps: int | None = None, stages: int | None = None
+) -> Tiling:
+    """The tiling asked for; what is left open as it suits the head dimension.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    boxes = -(-extents.head_dim // BOX)
+    keys = keys or (32 if boxes == 1 else 16)
+    warps = warps or 4
+    stages = stages or max(_RING_BYTES[boxes > 3] // (warps * 2 * boxes * keys * 128), 1)
+    return Tiling(extents.head_dim, extents.rows, keys, warps, stages)
+
+
+def splits_for(extents: Extents, tiling: Tiling, multiprocessors: int) -> int:
+    """How many blocks share a sequence: as few as let all SMs read as long as others do.
+
+    Reckons with full sequences. The blocks that run at once share the memory's rate, and each costs some microseconds
+    besides; blocks that are left over, a last wave of them, leave it to a few.
+    """
+    groups = extents.batch * extents.kv_heads * extents.row_tiles
+    slots = _SHARED_BYTES // (tiling.shared("float16").nbytes + 1024) * multiprocessors
+    seconds_a_key = 4 * extents.head_dim * slots / _READ_RATE
+    most = min(-(-extents.capacity // (2 * tiling.keys * tiling.warps)), _MOST_SPLITS)
+
+    def seconds(splits: int) -> float:
+        waves = -(-groups * splits // slots)
+        return waves * (-(-extents.capacity // splits) * seconds_a_key + _BLOCK_SECONDS)
+
+    best = min(map(seconds, range(1, most + 1)))
+    return next(splits for splits in range(1, most + 1) if seconds(splits) <= 1.02 * best)
+
+
+class Workspace:
+    """What the blocks of split sequences leave for the last of them, and a lse for callers who want none.
+
+    One launch at a time may use it. The counters are zero again after each.
+    """
+
+    def __init__(self, extents: Extents, tiling: Tiling, splits: int, host: bool) -> None:
+        groups = extents.batch * extents.kv_heads * extents.row_tiles
+        parts = groups * splits if splits > 1 else 1
+        empty = np.empty if host else DeviceArray.empty
+        self.partial = empty((parts, tiling.rows, tiling.columns), np.float32)
+        self.largest = empty((parts, tiling.rows), np.float32)
+        self.totals = empty((parts, tiling.rows), np.float32)
+        counters = np.zeros(groups, np.uint32)
+        self.counters = counters if host else DeviceArray(counters)
+        self.lse = empty((extents.batch, extents.heads, extents.sq), np.float32)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked of a call, besides its arrays."""
+
+    scale: float | None = None
+    soft_cap: float = 0.0
+    window: int = UNBOUNDED
+    splits: int | None = None
+    keys: int | None = None
+    warps: int | None = None
+    stages: int | None = None
+
+
+class Plan:
+    """All of a call that does not depend on where its arrays lie.
+
+    Raises:
+        TypeError: not arrays.
+        ValueError: extents, types, strides or options do not fit.
+    """
+
+    def __init__(
+        self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, page_table: Any, out: Any, lse: Any, options: Options
+    ) -> None:
+        views = _views(q, k_cache, v_cache, lengths, page_table, out, lse)
+        self.extents = extents = _extents(views)
+        _check_rows(q, out)
+        found = views["q"]
+        self.new_output = functools.partial(new_like, found.shape, dtypes.lookup(found.dtype))
+        self._host = found.host
+        self._one_query = len(found.shape) == 3
+        self._dtype = found.dtype
+        page_size = views["k_cache"].shape[1] if page_table is not None else 0
+        scores = Scores.of(
+            1 / math.sqrt(extents.head_dim) if options.scale is None else float(options.scale), float(options.soft_cap)
+        )
+        self._tiling = tiling = tiling_for(extents, options.keys, options.warps, options.stages)
+        self.splits = splits = _splits(options, extents, tiling)
+        window = _window(options.window)
+        cache = Cache.of(tiling.keys, page_size)
+        self._box = (1, cache.box_rows, 1, BOX)
+        kernel = make_split_kv(
+            found.dtype.name, window != UNBOUNDED, extents.sq > 1, scores.capped, extents.group, cache, tiling
+        )
+        grid = (extents.row_tiles * extents.kv_heads, splits, extents.batch)
+        self._on = lambda stream: kernel[grid, None, stream]
+        counts = (extents.sq, extents.capacity, views["k_cache"].shape[0], extents.row_tiles, splits)
+        self._scalars = (*map(np.uint32, counts), np.int32(max(window, 0)), scores.factor, scores.inner)
+
+    def workspace(self) -> Workspace:
+        """A new one for this plan's launches."""
+        return Workspace(self.extents, self._tiling, self.splits, self._host)
+
+    def bind(
+        self,
+        q: Any,
+        k_cache: Any,
+        v_cache: Any,
+        lengths: Any,
+        page_table: Any,
+        out: Any,
+        lse: Any,
+        workspace: Workspace,
+        stream: int,
+    ) -> Callable[[], Any]:
+        """A launch for arrays where they are now; it keeps the workspace alive, not the arrays."""
+        maps = (TensorMap(_seen(x), self._box, swizzle="128B", store=False) for x in (k_cache, v_cache))
+        return self._on(stream).bind(
+            self._rows(q),
+            *maps,
+            self._rows(out),
+            self._with_queries(workspace.lse if lse is None else lse, (4,)),
+            _seen(lengths),
+            np.uint32(0) if page_table is None else _seen(page_table),
+            workspace.partial,
+            workspace.largest,
+            workspace.totals,
+            workspace.counters,
+            *self._scalars,
+        )
+
+    def _rows(self, array: Any) -> Any:
+        """q or out, with a dimension for the queries of a sequence."""
+        if not self._one_query:
+            return _seen(array)
+        view = arrays.view(array)
+        batch, heads, columns = view.shape
+        step, *steps = view.strides
+        return _seen(array, (batch, 1, heads, columns), (step, 16, *steps))
+
+    def _with_queries(self, lse: Any, last: tuple[int, ...]) -> Any:
+        """lse, with a dimension for the queries of a sequence."""
+        view = arrays.view(lse)
+        if len(view.shape) == 3:
+            return _seen(lse)
+        return _seen(lse, (*view.shape, 1), (*view.strides, *last))
+
+
+_plans: dict[tuple, tuple[Plan, dict[tuple, Callable[[], Any]], dict[int, Workspace]]] = {}
+
+
+def decode(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    lengths: Any,
+    *,
+    page_table: Any = None,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+    window: int = UNBOUNDED,
+    splits: int | None = None,
+    out: Any = None,
+    lse: Any = None,
+    stream: object = None,
+) -> Any:
+    """Attention of the last queries of sequences to all of their keys, which a cache holds: O = softmax(scale Q Kᵀ) V.
+
+    Query i of the Sq of a sequence of `n` keys is beside key n - Sq + i, and sees the keys up to that one.
+
+    Args:
+        q: (B, Hq, D), or (B, Sq, Hq, D) with 1 to 16 queries a sequence, float16 or bfloat16. D is a multiple of 8, at
+            most 256, and rows begin at multiples of 16 bytes.
+        k_cache, v_cache: (B, capacity, Hkv, D) of q's type; Hq is a multiple of Hkv. With a page table (pages,
+            page_size, Hkv, D), page_size a multiple of 8. Any strides do, of multiples of 16 bytes but for the last.
+            What lies behind a sequence's end is not looked at.
+        lengths: (B,), int32: keys of each sequence, those of the new queries included; more than the capacity count as
+            the capacity, fewer than 0 as none.
+        page_table: (B, most pages of a sequence), int32: where a sequence's pages are. Entries behind its end are not
+            read. A number that is no page's stands for zeros.
+        scale: what the scores are multiplied by; 1 / sqrt(D) by default.
+        soft_cap: bound of the scores, by a hyperbolic tangent; 0 for none.
+        window: keys before its own that a query sees; -1 for all.
+        splits: blocks that share a sequence, at most; by default as many as the GPU has room for.
+        out: as q, written; by default a new array of the kind of q.
+        lse: (B, Hq) or (B, Hq, Sq), as q has queries, float32: written if given, the logarithm of each row's sum of
+            exponentials.
+        stream: a stream's handle or object; by default PyTorch's or CuPy's current one, or the default stream.
+
+    A query that sees no key gets zeros, and minus infinity in lse. Nothing waits for the GPU, and nothing but `out` is
+    allocated, except at the first call with arrays like these on a stream. Calls of one stream share a workspace: what
+    is captured into a graph that may run beside others is better bound by `bind_decode`.
+
+    Returns:
+        `out`.
+
+    Raises:
+        TypeError: not arrays.
+        ValueError: extents, types, strides or options do not fit; the message says what would.
+        RuntimeError: a first call while the stream is captured into a graph.
+    """
+    options = Options(scale, soft_cap, window, splits)
+    given = (q, k_cache, v_cache, lengths, page_table, out, lse)
+    key = (tuple([layout(array, _CALLER) for array in given]), options, backend())
+    stream = current_stream(q) if stream is None else driver.stream_handle(stream)
+    found = _plans.get(key)
+    if found is None:
+        found = (Plan(*given, options), {}, {})
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[key] = found
+    planned, places, workspaces = found
+    if out is None:
+        out = planned.new_output(q)
+        given = (*given[:5], out, lse)
+    # Launches for arrays in the same places again have nothing left to marshal.
+    place = (*[array if array is None else pointer(array) for array in given], stream)
+    bound = places.get(place)
+    if bound is None:
+        workspace = workspaces.get(stream)
+        if workspace is None:
+            _refuse_capture(q, stream)
+            workspace = workspaces[stream] = planned.workspace()
+        if len(places) >= _MOST_PLACES:
+            places.clear()
+        bound = places[place] = planned.bind(*given, workspace, stream)
+    bound()
+    return out
+
+
+def bind_decode(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    lengths: Any,
+    out: Any,
+    lse: Any = None,
+    *,
+    page_table: Any = None,
+    stream: object = None,
+    **options: Any,
+) -> Callable[[], Any]:
+    """`decode` for arrays that stay where they are: a function that launches it, and allocates nothing.
+
+    It has a workspace of its own, and keeps the arrays alive. In the simulator it gives a report.
+
+    Args:
+        q, k_cache, v_cache, lengths, out, lse, page_table, stream: as `decode` takes them.
+        options: `scale`, `soft_cap`, `window` and `splits` of `decode`; and how the kernel is cut: `keys` of a tile
+            (16, 32, 64 or 128), `warps` of a block and `stages` of a warp's ring.
+
+    Raises:
+        TypeError: not arrays, or no such option.
+        ValueError: as `decode`.
+    """
+    stream = current_stream(q) if stream is None else driver.stream_handle(stream)
+    given = (q, k_cache, v_cache, lengths, page_table, out, lse)
+    planned = Plan(*given, Options(**options))
+    bound = planned.bind(*given, planned.workspace(), stream)
+
+    def launch() -> Any:
+        return bound()
+
+    launch.keeps = given
+    return launch
+
+
+def _refuse_capture(q: Any, stream: int) -> None:
+    if not arrays.view(q).host and driver.is_capturing(stream):
+        raise RuntimeError(
+            "decode: the first call with such arrays allocates its workspace, which cannot be captured into a graph; "
+            "call it once before on this stream, or capture what bind_decode gives"
+        )
+
+
+def _views(
+    q: Any, k_cache: Any, v_cache: Any, lengths: Any, page_table: Any, out: Any, lse: Any
+) -> dict[str, ArrayView]:
+    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "lengths": lengths}
+    given |= {name: x for name, x in (("page_table", page_table), ("out", out), ("lse", lse)) if x is not None}
+    views = {}
+    for name, array in given.items():
+        found = views[name] = arrays.view(array)
+        if found is None:
+            raise TypeError(f"{_CALLER}: {name} is a {type(array).__name__}; an array is expected")
+        if name != "lengths" and found.shape[-1:] > (1,) and found.strides[-1] != found.dtype.itemsize:
+            raise ValueError(
+                f"{_CALLER}: {name} has strides of {found.strides} B; its last dimension must be contiguous: copy it"
+            )
+        if found.host != views["q"].host:
+            raise ValueError(f"{_CALLER}: {name} and q must lie in the same memory, a GPU's or the host's")
+    return views
+
+
+def _extents(views: dict[str, ArrayView]) -> Extents:
+    """The extents, which all arrays agree on."""
+    q, k, v, lengths = (views[name] for name in ("q", "k_cache", "v_cache", "lengths"))
+    if len(q.shape) not in (3, 4) or 0 in q.shape:
+        raise ValueError(f"{_CALLER}: q has the shape {q.shape}; (B, Hq, D) or (B, Sq, Hq, D) expected, none of them 0")
+    batch, *queries, heads, head_dim = q.shape
+    sq = queries[0] if queries else 1
+    if sq > MAX_QUERIES:
+        raise ValueError(f"{_CALLER}: {sq} queries a sequence; at most {MAX_QUERIES}: this is for a few at the end")
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+        raise ValueError(
+            f"{_CALLER}: head_dim {head_dim}; a multiple of 8 expected, {MAX_HEAD_DIM} at most: pad q and the cache "
+            f"with zeros (and give `scale`)"
+        )
+    if len(k.shape) != 4 or k.shape != v.shape or k.shape[3] != head_dim or 0 in k.shape:
+        raise ValueError(
+            f"{_CALLER}: q {q.shape}, k_cache {k.shape}, v_cache {v.shape}; the caches must be (B, capacity, Hkv, D), "
+            f"or (pages, page_size, Hkv, D) with a page table"
+        )
+    kv_heads = k.shape[2]
+    if heads % kv_heads:
+        raise ValueError(f"{_CALLER}: {heads} heads of queries, {kv_heads} of keys: each serves equally many of those")
+    if q.dtype.name not in INPUTS or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise ValueError(
+            f"{_CALLER}: q is {q.dtype}, k_cache {k.dtype}, v_cache {v.dtype}; all float16 or all bfloat16 expected"
+        )
+    if lengths.shape != (batch,) or lengths.dtype != np.int32:
+        raise ValueError(f"{_CALLER}: lengths is {lengths.dtype} {lengths.shape}; int32 of shape ({batch},) expected")
+    table = views.get("page_table")
+    if table is None:
+        capacity = k.shape[1]
+        if k.shape[0] != batch:
+            raise ValueError(
+                f"{_CALLER}: {batch} sequences of queries, {k.shape[0]} in the cache; for pages, give the table"
+            )
+    else:
+        if len(table.shape) != 2 or table.shape[0] != batch or table.dtype != np.int32 or 0 in table.shape:
+            raise ValueError(
+                f"{_CALLER}: page_table is {table.dtype} {table.shape}; int32 of shape ({batch}, most pages of a "
+                f"sequence) expected"
+            )
+        capacity = table.shape[1] * k.shape[1]
+    out, lse = views.get("out"), views.get("lse")
+    if out is not None and (out.shape != q.shape or out.dtype != q.dtype):
+        raise ValueError(f"{_CALLER}: out is {out.dtype} {out.shape}; {q.dtype} of shape {q.shape} expected")
+    wanted = (batch, heads, *queries)
+    if lse is not None and (lse.shape != wanted or lse.dtype != np.float32):
+        raise ValueError(f"{_CALLER}: lse is {lse.dtype} {lse.shape}; float32 of shape {wanted} expected")
+    return Extents(batch, sq, heads, kv_heads, head_dim, capacity)
+
+
+def _check_rows(q: Any, out: Any) -> None:
+    for name, array in (("q", q), ("out", out)):
+        if array is not None and not is_pitched(array):
+            raise ValueError(
+                f"{_CALLER}: {name} has strides of {arrays.view(array).strides} B; its rows must begin at multiples of "
+                f"16 bytes: copy it"
+            )
+
+
+def _splits(options: Options, extents: Extents, tiling: Tiling) -> int:
+    if options.splits is None:
+        return splits_for(extents, tiling, multiprocessors())
+    if not 1 <= options.splits <= 65535:
+        raise ValueError(f"{_CALLER}: splits {options.splits}; 1 or more expected, 65535 at most")
+    return int(options.splits)
+
+
+def _window(window: int) -> int:
+    if not isinstance(window, (int, np.integer)) or window < UNBOUNDED:
+        raise ValueError(
+            f"{_CALLER}: window {window!r}; expected the number of keys before its own that a query sees, or -1 for all"
+        )
+    return int(window)
+
+
+def _seen(array: Any, shape: tuple[int, ...] | None = None, strides: tuple[int, ...] | None = None) -> Any:
+    """An array's memory, under another shape if one is given; of a GPU's the address alone."""
+    view = arrays.view(array)
+    shape, strides = shape or view.shape, strides or view.strides
+    if view.host:
+        return arrays.reinterpret(array, view.dtype, shape, strides)
+    return DeviceView(None, view.pointer, shape, strides, view.dtype)

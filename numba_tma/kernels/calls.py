@@ -1,0 +1,62 @@
+"""What a public function asks of its caller's arrays: layout, address, stream, and new ones of the same kind.
+
+Functions that are called again and again with arrays like those before keep what they made of the first ones under
+`layout`, and what is bound to addresses under `pointer`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from .. import arrays
+from ..device_array import DeviceArray
+from ..dtypes import ElementType
+
+
+def layout(array: Any, caller: str) -> object:
+    """What of an array decides how it is treated, and is quick to get; None of None.
+
+    Raises:
+        TypeError: not an array; the message names `caller`.
+    """
+    if array is None:
+        return None
+    if arrays.is_torch(array):
+        return (array.dtype, array.shape, array.stride(), array.data_ptr() % 16, array.device)
+    view = arrays.view(array)
+    if view is None:
+        raise TypeError(f"{caller}: {type(array).__name__} is not an array")
+    return (type(array), view.dtype, view.shape, view.strides, view.pointer % 16)
+
+
+def pointer(array: Any) -> int:
+    """Address of an array's first element."""
+    return array.data_ptr() if arrays.is_torch(array) else arrays.view(array).pointer
+
+
+def current_stream(array: Any) -> int:
+    """The stream that the array's library enqueues on."""
+    if arrays.is_torch(array):
+        if not array.is_cuda:
+            return 0
+        torch = sys.modules["torch"]
+        # What torch.cuda.current_stream(…).cuda_stream looks up, without the object around it.
+        return torch._C._cuda_getCurrentRawStream(array.get_device())
+    if type(array).__module__.split(".")[0] == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream().ptr
+    return 0
+
+
+def new_like(shape: tuple[int, ...], element: ElementType, like: Any) -> Any:
+    """An array of undefined contents, of the library and on the device of another."""
+    if arrays.is_torch(like):
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, element.name), device=like.device)
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, element.numpy)
+    if type(like).__module__.split(".")[0] == "cupy":
+        return sys.modules["cupy"].empty(shape, element.numpy)
+    return DeviceArray.empty(shape, element.numpy)
