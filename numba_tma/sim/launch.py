@@ -50,6 +50,7 @@ def launch(
     hazards: bool = True,
     shared_names: Sequence[tuple[str, int, int]] = (),
     model: ModelOptions | bool = False,
+    banks: bool = False,
 ) -> Report:
     """Run a kernel to its end.
 
@@ -63,7 +64,8 @@ def launch(
     `hazards` looks for races and their like in what the kernel does (Report.hazards), at the cost of some time.
     `shared_names` names parts of dynamic shared memory for the reports: (name, offset, bytes).
 
-    `model` asks for the model of time (Report.model), at the cost of some more; options say how.
+    `model` asks for the model of time (Report.model), at the cost of some more; options say how. `banks` counts the
+    wavefronts of accesses to shared memory (Report.banks).
 
     Raises a SimError: PtxSyntaxError, LaunchError, UnknownInstruction, OutOfBounds, Misaligned, Trap, Deadlock,
     StepLimit (`max_steps` counts executed steps; one step serves many lanes).
@@ -98,6 +100,7 @@ def launch(
         shared_names,
         warp_order,
         (ModelOptions() if model is True else model) or None,
+        banks,
     )
     machine.output.echo = print_to
     return machine.run(max_steps)

@@ -25,6 +25,7 @@ from . import (
     tensor_cores,
     wgmma,
 )
+from .bank_conflicts import BankConflicts
 from .control import Control
 from .engine import AsyncEngine
 from .errors import LaunchError, SimError
@@ -43,7 +44,7 @@ from .memory import (
 from .module import Function, Module, Register, Variable
 from .observer import observe_all
 from .program import Instance, Program
-from .report import Hazard, Report, waiting_report
+from .report import Hazard, Report, place_of, waiting_report
 from .scheduler import Scheduler
 from .schedules import TOGETHER, warp_groups
 from .timing import Modelled, ModelOptions
@@ -77,6 +78,7 @@ class Machine:
         shared_names: Sequence[tuple[str, int, int]] = (),
         warp_order: str = TOGETHER,
         model: ModelOptions | None = None,
+        banks: bool = False,
     ) -> None:
         self.module = module
         self.function = function
@@ -122,7 +124,8 @@ class Machine:
         self.names_in_plan = frozenset(name for name, _, _ in shared_names)
         self.tracker = Tracker(self) if hazards else None
         self.recorder = None if self.modelled is None else self.modelled.recorder()
-        watchers = (self.tracker, self.recorder, observer)
+        self.bank_conflicts = BankConflicts(self) if banks else None
+        watchers = (self.tracker, self.recorder, self.bank_conflicts, observer)
         self.observer = observe_all([watcher for watcher in watchers if watcher is not None])
         self.output = printf.Output()
 
@@ -313,6 +316,10 @@ class Machine:
         report = Report(self.instructions, self.lane_instructions, self.steps, moved, self.hazards, self.output.text())
         if self.modelled is not None:
             report.model = self.modelled.play(self.recorder)
+        if self.bank_conflicts is not None:
+            report.banks = self.bank_conflicts.total
+            uses = self.bank_conflicts.by_instruction.values()
+            report.banks_by_place = {place_of(instruction): use for instruction, use in uses}
         return report
 
     # Memory

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .bank_conflicts import BankUse
 from .timing.model import Model
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Report:
     thread, `steps` once for each time the simulator executes it (for many blocks at once). `bytes` has the bytes
     moved by the copy engine (tma_load, tma_store, tma_reduce, bulk_load, bulk_store, bulk_reduce, bulk_cluster,
     cp_async) and by threads (ld_global, st_global, atom_global, ld_shared, st_shared, atom_shared). `output` is what
-    the kernel printed. `model` is what the model of time says, if the launch asked for it.
+    the kernel printed. `model` is what the model of time says, if the launch asked for it; `banks` what the accesses to
+    shared memory took, "ld_shared" and "st_shared", and `banks_by_place` the same by instruction, if it asked for those.
     """
 
     instructions: int = 0
@@ -59,6 +61,8 @@ class Report:
     hazards: list[Hazard] = field(default_factory=list)
     output: str = ""
     model: Model | None = None
+    banks: dict[str, BankUse] = field(default_factory=dict)
+    banks_by_place: dict[str, BankUse] = field(default_factory=dict)
 
 
 def place_of(instruction: Any) -> str:
