@@ -119,9 +119,13 @@ class GpuEngines:
             made = np.empty(shape, dtype)
             made.fill(0)
             return made
-        made = pinned_array(self._pinned, shape, dtype)
+        made = self.pinned_empty(shape, dtype)
         made.fill(0)
         return made
+
+    def pinned_empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Page-locked memory, not initialised."""
+        return pinned_array(self._pinned, shape, dtype)
 
     def device_array(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
         """Device memory, not initialised."""

@@ -93,17 +93,16 @@ class ModelEngines:
     modelled = True
     ordinal = 0
 
-    def __init__(self, model: Model | None = None, *, both_busy: bool = True) -> None:
+    def __init__(self, model: Model | None = None, *, pinned: bool = True, both_busy: bool = True) -> None:
         self.model = Model() if model is None else model
         self.name = self.model.words()
-        self._both_busy = both_busy
+        self._pinned, self._both_busy = pinned, both_busy
         self._free = dict.fromkeys((H2D, COMPUTE, D2H), 0.0)
         self._effects: list[_Effect] = []
         self._numbers = itertools.count()
         self._lock = threading.RLock()
         self._clocks = threading.local()
         self._origin = 0.0
-        self._pageable: set[int] = set()
 
     def enter_thread(self) -> None:
         """A thread's clock starts where time counts from."""
@@ -175,27 +174,24 @@ class ModelEngines:
         return event.time - self._origin
 
     def host_array(self, shape: tuple[int, ...], dtype: np.dtype, pinned: bool) -> np.ndarray:
-        """Zeroed host memory, which counts as page-locked or not."""
-        made = np.zeros(shape, dtype)
-        if not pinned:
-            self._pageable.add(made.ctypes.data)
-        return made
+        """Zeroed host memory; all counts as page-locked, or none does (`pinned` of the engines)."""
+        return np.zeros(shape, dtype)
 
     def device_array(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """What stands for device memory: the simulator's kernels take NumPy arrays."""
         return np.zeros(shape, dtype)
 
     def is_pinned(self, array: np.ndarray) -> bool:
-        """No memory but the pipeline's own counts as page-locked."""
-        return False
+        """Whether host memory counts as page-locked."""
+        return self._pinned
 
     def copy_in(self, target: np.ndarray, source: np.ndarray, stream: ModelStream) -> None:
         """Enqueue a copy to the device."""
-        self._copy(H2D, target, source, stream, source.ctypes.data in self._pageable)
+        self._copy(H2D, target, source, stream)
 
     def copy_out(self, target: np.ndarray, source: np.ndarray, stream: ModelStream) -> None:
         """Enqueue a copy from the device."""
-        self._copy(D2H, target, source, stream, target.ctypes.data in self._pageable)
+        self._copy(D2H, target, source, stream)
 
     def compute(
         self,
@@ -230,11 +226,9 @@ class ModelEngines:
         """The function itself: there is nothing to capture."""
         return function
 
-    def _copy(self, engine: str, target: np.ndarray, source: np.ndarray, stream: ModelStream, pageable: bool) -> None:
+    def _copy(self, engine: str, target: np.ndarray, source: np.ndarray, stream: ModelStream) -> None:
         model, taken = self.model, []
-        rate = {H2D: model.h2d, D2H: model.d2h}[engine] if self._both_busy else model.alone
-        if pageable:
-            rate = min(rate, model.pageable)
+        rate = self.rate(engine)
 
         def begin() -> None:
             taken.append(source.copy())
@@ -243,8 +237,13 @@ class ModelEngines:
             target[...] = taken[0]
 
         done = self._enqueue(engine, stream, model.latency + source.nbytes / rate, begin, end)
-        if pageable:
+        if not self._pinned:
             self._until(done)
+
+    def rate(self, engine: str) -> float:
+        """Bytes a second of a copy engine."""
+        rate = {H2D: self.model.h2d, D2H: self.model.d2h}[engine] if self._both_busy else self.model.alone
+        return rate if self._pinned else min(rate, self.model.pageable)
 
     def _enqueue(
         self, engine: str, stream: ModelStream, seconds: float, begin: Callable[[], None], end: Callable[[], None]

@@ -71,6 +71,18 @@ class Result:
             self._lease = None
 
 
+@dataclass(frozen=True)
+class Rehearsal:
+    """A batch on the device: `compute()` enqueues its computation on `stream`, `prepare()` prepares it once more and
+    gives the seconds that took."""
+
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    stream: Any
+    compute: Callable[[], None]
+    prepare: Callable[[], float]
+
+
 @dataclass
 class _Taken:
     """What the source gave for a batch."""
@@ -155,9 +167,13 @@ class Pipeline:
         self.inputs, self.outputs = specs(inputs, "input"), specs(outputs, "output")
         if not self.inputs and prepare is not None:
             raise ValueError("prepare without inputs: there is no buffer to prepare")
-        self._compute, self._prepare, self._record = compute, prepare, record
+        self._compute, self.prepare, self._record = compute, prepare, record
         on_gpu = model is None and driver.device_count() > 0
-        self.engines: Any = GpuEngines(device) if on_gpu else ModelEngines(model, both_busy=self.mode.overlapping)
+        self.engines: Any = (
+            GpuEngines(device)
+            if on_gpu
+            else ModelEngines(model, pinned=self.mode.pinned, both_busy=self.mode.overlapping)
+        )
         self._owns_streams = streams is None
         self._streams: list[Any] = []
         self._ring = Ring([], self.engines.now)
@@ -226,6 +242,41 @@ class Pipeline:
         self.engines.enter_thread()
         return {name: self.engines.host_array(spec.shape, spec.dtype, True) for name, spec in self.inputs.items()}
 
+    @contextlib.contextmanager
+    def rehearsal(self, batch: Any) -> Iterator[Rehearsal]:
+        """A batch copied in, for its stages to be tried one by one while nothing else runs.
+
+        Raises:
+            BatchError: it cannot be prepared.
+            RuntimeError: the pipeline is closed or runs, or results hold all slots.
+        """
+        self._start()
+        try:
+            slot = self._ring.take()
+            if slot is None:
+                raise self._slots_held()
+            job = self._prepared(_Taken(0, batch), slot)
+            if job.error is not None:
+                raise job.error
+            stream, argument = (
+                numbered[self.mode.stream_of(COMPUTE, 0)] for numbered in (self._streams, self._arguments)
+            )
+            for name, array in slot.inputs.items():
+                self.engines.copy_in(array, job.sources[name], stream)
+            self.engines.drain([stream])
+            work = slot.graph if slot.graph is not None else self._compute
+
+            def compute() -> None:
+                self.engines.compute(work, slot.inputs, slot.outputs, stream, argument, lambda e: job.fail(COMPUTE, e))
+
+            def prepare() -> float:
+                begin, end = self._prepared(_Taken(0, batch), slot).prepared
+                return end - begin
+
+            yield Rehearsal(slot.inputs, slot.outputs, stream, compute, prepare)
+        finally:
+            self._stop()
+
     def save_timeline(self, path: str | Path, **options: int) -> None:
         """Write the last run's timeline, if `record`: .svg, or .json for ui.perfetto.dev; see `overlap.timeline`."""
         timeline.save(self.report, path, **options)
@@ -271,16 +322,9 @@ class Pipeline:
     # A run.
 
     def _results(self, source: Iterator[Any], copy: bool) -> Iterator[Result]:
-        if self._running:
-            raise RuntimeError("the pipeline runs already: exhaust or close its iterator before the next run")
-        if self._closed:
-            raise RuntimeError("the pipeline is closed")
-        self._running = True
+        self._start()
         feed = None
         try:
-            self.engines.enter_thread()
-            self.engines.begin()
-            self._last_computed = None
             self.report = Report(self.mode.name, self.engines.name, self.engines.modelled)
             feed = self._fed_by_threads(source) if self.mode.producer else self._fed_here(source)
             for job in feed:
@@ -289,11 +333,27 @@ class Pipeline:
             try:
                 if feed is not None:
                     feed.close()
-                if self._ring.free + self._ring.lent < self._ring.depth:
-                    self._settle()
-                self._ring.reclaim()
             finally:
-                self._running = False
+                self._stop()
+
+    def _start(self) -> None:
+        if self._running:
+            raise RuntimeError("the pipeline runs already: exhaust or close its iterator before the next run")
+        if self._closed:
+            raise RuntimeError("the pipeline is closed")
+        self._running = True
+        self.engines.enter_thread()
+        self.engines.begin()
+        self._last_computed = None
+
+    def _stop(self) -> None:
+        """Await what is still under way, and take the slots back."""
+        try:
+            if self._ring.free + self._ring.lent < self._ring.depth:
+                self._settle()
+            self._ring.reclaim()
+        finally:
+            self._running = False
 
     def _fed_here(self, source: Iterator[Any]) -> Iterator[_Job]:
         """Jobs that have been submitted, in order; as many are under way as there is room for."""
@@ -407,8 +467,8 @@ class Pipeline:
         self.engines.catch_up(slot.stamp)
 
         def work() -> None:
-            if self._prepare is not None:
-                self._prepare(taken.batch, slot.host_inputs)
+            if self.prepare is not None:
+                self.prepare(taken.batch, slot.host_inputs)
                 job.sources = slot.host_inputs
             else:
                 job.sources = self._staged(taken.batch, slot.host_inputs)
@@ -432,8 +492,7 @@ class Pipeline:
                     f"input {name!r}: {host.dtype} of shape {host.shape}; the pipeline was made for {spec.dtype} of "
                     f"shape {spec.shape}: pad the batch, or make a pipeline for it"
                 )
-            direct = self.mode.pinned and host.flags.c_contiguous and self.engines.is_pinned(host)
-            if direct:
+            if host.flags.c_contiguous and (not self.mode.pinned or self.engines.is_pinned(host)):
                 sources[name] = host
             else:
                 np.copyto(buffers[name], host)

@@ -1,0 +1,168 @@
+#!/usr/bin/env python
+"""Copy engines against compute: the copy-kernel-copy exercise through the pipeline in every mode, beside the ideal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba_tma import driver, suite
+from numba_tma.overlap import Model, measure, pitfalls, soak, table, timeline
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "what",
+        nargs="*",
+        default=["modes"],
+        metavar="WHAT",
+        help=f"{', '.join(PARTS)}, or pitfalls by name: {', '.join(pitfalls.PITFALLS)} (default: modes)",
+    )
+    parser.add_argument(
+        "--mib", type=float, default=None, help="MiB of a batch each way (default: 64; a model: 1/1024)"
+    )
+    parser.add_argument("--batches", type=int, nargs="+", default=[4, 8, 32], metavar="N", help="numbers of batches")
+    parser.add_argument("--soak-batches", type=int, default=None, metavar="N", help="(default: 10000; a model: 200)")
+    parser.add_argument("--model", action="store_true", help="run on the model of the engines also where a GPU is")
+    parser.add_argument("--h2d", type=float, default=50, metavar="GB/S", help="the model's rate to the device")
+    parser.add_argument("--d2h", type=float, default=50, metavar="GB/S", help="the model's rate from the device")
+    parser.add_argument(
+        "--compute", type=float, default=None, metavar="MS", help="the model's kernel (default: a copy)"
+    )
+    parser.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="timelines as .svg and .json")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write what was found")
+    return parser.parse_args(arguments)
+
+
+class Session:
+    """What the parts run on: the GPU with a balanced kernel, or a model with stated rates."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        on_model = options.model or not driver.device_count()
+        nbytes = int((options.mib if options.mib is not None else (1 / 1024 if on_model else 64)) * 2**20)
+        self.found: dict[str, Any] = {"circumstances": suite.circumstances()}
+        if on_model:
+            # A simulated batch is small: its copies are given the time that 64 MiB take.
+            scale = nbytes / (64 << 20)
+            compute = 1e-3 * options.compute if options.compute is not None else (64 << 20) / (options.h2d * 1e9)
+            self.model: Model | None = Model(
+                options.h2d * 1e9 * scale, options.d2h * 1e9 * scale, 55e9 * scale, 20e9 * scale, 0.0, compute
+            )
+            self.words, self.rounds = nbytes // 4, 8
+            print(f"no GPU is used; all times are of a {self.model.words()}, never measured\n")
+        else:
+            self.model = None
+            balance = self.found["balance"] = measure.balance(nbytes)
+            self.words, self.rounds = balance["words"], balance["rounds"]
+            rates = ", ".join(f"{name} {rate / 1e9:.1f}" for name, rate in balance["rates"].items())
+            print(f"{driver.device_name()}, {balance['copy_engines']} copy engines; GB/s: {rates}")
+            print(f"batches of {nbytes / 2**20:g} MiB each way, {self.rounds} rounds a word\n")
+
+    def setting(self) -> pitfalls.Setting:
+        """For the demonstrations."""
+        return pitfalls.Setting(self.words, self.rounds, model=self.model)
+
+    def modes(self) -> dict[str, Any]:
+        """Every mode, beside the ideal."""
+        reports, alone = measure.modes(self.words, self.rounds, self.options.batches, model=self.model)
+        if self.options.output:
+            self.options.output.mkdir(parents=True, exist_ok=True)
+            shown = min(self.options.batches, key=lambda count: abs(count - 8))
+            for name, by_count in reports.items():
+                for suffix in ("svg", "json"):
+                    timeline.save(by_count[shown], self.options.output / f"{name}.{suffix}")
+        for count in self.options.batches:
+            print(table({name: by_count[count] for name, by_count in reports.items()}, alone), "\n")
+        return measure.as_rows(reports, alone)
+
+    def soak(self) -> dict[str, Any]:
+        """Many small batches, checked; then a fault in each stage."""
+        count = self.options.soak_batches or (200 if self.model else 10_000)
+        words = min(self.words, 1 << 14)
+        found: dict[str, Any] = {"runs": [], "faults": []}
+        for mode in ("three_streams", "producer"):
+            run = soak.soak(count, words, mode=mode, model=self.model)
+            found["runs"].append(run)
+            print(", ".join(f"{name} {value}" for name, value in run.items()))
+            with soak.make_pipeline(words, mode=mode, model=self.model) as pipeline:
+                for stage in soak.FAULTS:
+                    fault = {"mode": mode, **soak.with_fault(pipeline, stage, 5, 12)}
+                    found["faults"].append(fault)
+                    print(", ".join(f"{name} {value}" for name, value in fault.items()))
+        return found
+
+    def pitfall(self, name: str) -> dict[str, Any]:
+        """One demonstration."""
+        print(f"{name}: {pitfalls.PITFALLS[name].__doc__.splitlines()[0]}")
+        found = pitfalls.PITFALLS[name](self.setting())
+        for key, value in found.items():
+            print(f"  {key}: {value}")
+        return found
+
+    def pitfalls(self) -> dict[str, Any]:
+        """All demonstrations that can run here."""
+        names = [name for name in pitfalls.PITFALLS if self.model is None or name not in pitfalls.NEED_GPU]
+        return {name: self.pitfall(name) for name in names}
+
+    def sweeps(self) -> dict[str, Any]:
+        """Shares of kernel and copy, graphs, preparing, depths.
+
+        Raises:
+            LaunchError: there is no GPU.
+        """
+        if self.model is not None:
+            raise driver.LaunchError("sweeps: they are measurements and need a GPU")
+        found = {
+            "shares": measure.shares(self.words, self.rounds),
+            "graphs": measure.graphs(),
+            "preparing": measure.preparing(self.words, self.rounds),
+            "depths": measure.depths(self.words, self.rounds),
+        }
+        print(json.dumps(found, indent=1))
+        return found
+
+
+PARTS: dict[str, Callable[[Session], dict[str, Any]]] = {
+    "modes": Session.modes,
+    "soak": Session.soak,
+    "pitfalls": Session.pitfalls,
+    "sweeps": Session.sweeps,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; the exit status is 1 for wrong results, 2 for what cannot be run, with the reason."""
+    options = parse(arguments)
+    try:
+        unknown = [name for name in options.what if name not in PARTS and name not in pitfalls.PITFALLS]
+        if unknown:
+            known = ", ".join([*PARTS, *pitfalls.PITFALLS])
+            raise ValueError(f"{', '.join(unknown)}: choose of {known}")
+        if any(count < 1 for count in options.batches):
+            raise ValueError(f"--batches {' '.join(map(str, options.batches))}: 1 or more")
+        session = Session(options)
+        for name in options.what:
+            part = PARTS.get(name)
+            session.found[name] = part(session) if part else session.pitfall(name)
+            print(flush=True)
+            if options.json:
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                options.json.write_text(json.dumps(session.found, indent=1) + "\n")
+    except ArithmeticError as error:
+        print(f"overlap: {error}", file=sys.stderr)
+        return 1
+    except (TypeError, ValueError, driver.LaunchError) as error:
+        print(f"overlap: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
