@@ -297,7 +297,7 @@ def make_stages(points: int, tile: tuple[int, int] = (16, 64), rows: int = 2, st
 
 @functools.cache
 def make_ring(points: int, tile: tuple[int, int] = (16, 64), rows: int = 2, stages: int = 4) -> Kernel:
-    """A producer warp issues the copies; the others hand planes back by a barrier of their own, with no block barrier."""
+    """A producer warp issues the copies; the others hand planes back by barriers, with no block barrier."""
     threads, lanes, count = threads_for(tile, rows), tile[1] // VECTOR, rows * VECTOR
     smem = Shared(planes=Tiles(stages, tile_shape(tile), float32), full=Barriers(stages), empty=Barriers(stages))
     plane, write = make_plane(points, rows), make_write(rows)

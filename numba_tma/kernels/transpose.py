@@ -1,4 +1,4 @@
-"""Transpose a matrix: reading rows and writing columns, with shared memory as the place where the one becomes the other.
+"""Transpose a matrix: read rows, write columns, with shared memory as the place where the one becomes the other.
 
 The problem. target[c, r] = source[r, c], for matrices of any size, of elements of 1, 2 or 4 bytes. Nothing is computed:
 the time is the bytes (each read once and written once) over the memory's rate, and a variant is as good as the share it
@@ -11,8 +11,8 @@ or a swizzled one (swizzle) spreads the column over the banks. The copy engine c
 Elements smaller than a bank's 4 bytes waste most of each access; so a thread takes a square of elements, as many as 16
 bytes hold each way, and transposes it in its registers (vector).
 
-What moves the data: ordinary loads and stores (naive, padded), the copy engine in (tma, swizzle, vector, ring), the copy
-engine in and out (store).
+What moves the data: ordinary loads and stores (naive, padded), the copy engine in (tma, swizzle, vector, ring), the
+copy engine in and out (store).
 
 Costs: 2·R·C·itemsize bytes, no flops.
 """
@@ -102,6 +102,23 @@ def make_turned(itemsize: int) -> Callable:
         return uint32(byte_perm(upper, lower, 0x5410 if j % 2 == 0 else 0x7632))
 
     return {1: turned_1, 2: turned_2, 4: turned_4}[itemsize]
+
+
+def make_fetch(itemsize: int, smem: Shared, tile: tuple[int, int]) -> Callable:
+    """Ask for a tile, one box for each span of its columns, into the stage of the ring named."""
+    width = SPAN // itemsize
+    rows, boxes = tile[0] * width, tile[1]
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(source_map, stage, tile_row, tile_column):
+        bar, row = smem.full[stage], uint32(tile_row * uint32(rows))
+        ptx.mbarrier_arrive_expect_tx(bar, boxes * source_map.box_bytes)
+        for box in range(boxes):
+            column = uint32(tile_column * uint32(boxes * width) + uint32(box * width))
+            slot = uint32(uint32(stage) * uint32(boxes) + uint32(box))
+            ptx.cp_async_bulk_tensor_2d_shared_global(smem.source[slot], source_map, column, row, bar)
+
+    return fetch
 
 
 def make_load(itemsize: int) -> Callable:
@@ -268,16 +285,8 @@ def make_vector(itemsize: int, tile: tuple[int, int] = (2, 2), threads: int = 25
     rows, boxes = tile[0] * width, tile[1]
     passes, held = tile[0] * tile[1] * SQUARES * SQUARES // threads, 4 * side
     smem = Shared(source=Tiles(stages * boxes, (rows, width), BITS[itemsize], "128B"), full=Barriers(stages))
+    fetch = make_fetch(itemsize, smem, tile)
     load, store, store_rest = make_load(itemsize), make_store_global(itemsize), make_store_rest(itemsize)
-
-    @cuda.jit(device=True, forceinline=True)
-    def fetch(source_map, stage, first_row, first_column):
-        bar = smem.full[stage]
-        ptx.mbarrier_arrive_expect_tx(bar, boxes * source_map.box_bytes)
-        for box in range(boxes):
-            column = uint32(first_column + uint32(box * width))
-            slot = uint32(uint32(stage) * uint32(boxes) + uint32(box))
-            ptx.cp_async_bulk_tensor_2d_shared_global(smem.source[slot], source_map, column, first_row, bar)
 
     @kernel(threads=threads, shared=smem)
     def transpose_vector(source_map, target, down, across, group):
@@ -346,16 +355,8 @@ def make_store(
         target=Tiles(outs * out_boxes, (boxes * width, width), BITS[itemsize], "128B"),
         full=Barriers(stages),
     )
+    fetch = make_fetch(itemsize, smem, tile)
     load, store = make_load(itemsize), make_store_shared(itemsize)
-
-    @cuda.jit(device=True, forceinline=True)
-    def fetch(source_map, stage, first_row, first_column):
-        bar = smem.full[stage]
-        ptx.mbarrier_arrive_expect_tx(bar, boxes * source_map.box_bytes)
-        for box in range(boxes):
-            column = uint32(first_column + uint32(box * width))
-            slot = uint32(uint32(stage) * uint32(boxes) + uint32(box))
-            ptx.cp_async_bulk_tensor_2d_shared_global(smem.source[slot], source_map, column, first_row, bar)
 
     @kernel(threads=threads, shared=smem)
     def transpose_store(source_map, target_map, down, across, group):
@@ -496,6 +497,10 @@ def _bind_squares(
     return made[blocks, None, stream].bind(source_map, target, *where)
 
 
+_bind_ring = functools.partial(_bind_squares, stages=2, per_multiprocessor=6)
+_bind_store = functools.partial(_bind_squares, by_engine=True)
+
+
 def check_tile(tile: tuple[int, int], itemsize: int, threads: int) -> None:
     """See that a tile, counted in spans of 128 bytes each way, divides among the threads.
 
@@ -544,14 +549,11 @@ def transpose(source: Any, target: Any, *, variant: str | None = None, **options
         raise TypeError(f"transpose of a {type(source).__name__} to a {type(target).__name__}: two arrays expected")
     if len(a.shape) != 2 or b.shape != a.shape[::-1] or a.dtype != b.dtype:
         raise ValueError(
-            f"source {a.dtype} {a.shape} and target {b.dtype} {b.shape}: a matrix and one of the transposed shape and the "
-            f"same dtype expected"
+            f"source {a.dtype} {a.shape} and target {b.dtype} {b.shape}: a matrix and one of the transposed shape and "
+            f"the same dtype expected"
         )
     if a.dtype.itemsize not in BITS:
-        raise TypeError(
-            f"transpose of {a.dtype}: elements of {a.dtype.itemsize} bytes; 1, 2 and 4 are supported: see a wider one as "
-            f"several columns"
-        )
+        raise TypeError(f"transpose of {a.dtype}: elements of {a.dtype.itemsize} bytes; 1, 2 and 4 are supported")
     if max(a.shape) > MAX_EXTENT:
         raise ValueError(f"{a.shape}: an extent above {MAX_EXTENT}, where coordinates end; transpose it in parts")
     name = variant or next(name for name in ("store", "vector", "padded") if _unfit(name, a, b) is None)

@@ -1,7 +1,7 @@
 """Counts how many wavefronts the accesses to shared memory take: what ncu calls shared-memory wavefronts.
 
 A wavefront gives one word of each of the 32 banks. An access of a warp takes one, or two and four for 8 and 16 bytes a
-lane; more only where lanes want different words of one bank: a bank conflict. Atomics and the copy engine's own accesses
+lane; more only where lanes want different words of one bank: a bank conflict. Atomics and the copy engine's accesses
 are not counted.
 """
 

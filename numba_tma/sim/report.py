@@ -51,7 +51,7 @@ class Report:
     moved by the copy engine (tma_load, tma_store, tma_reduce, bulk_load, bulk_store, bulk_reduce, bulk_cluster,
     cp_async) and by threads (ld_global, st_global, atom_global, ld_shared, st_shared, atom_shared). `output` is what
     the kernel printed. `model` is what the model of time says, if the launch asked for it; `banks` what the accesses to
-    shared memory took, "ld_shared" and "st_shared", and `banks_by_place` the same by instruction, if it asked for those.
+    shared memory took, "ld_shared" and "st_shared", and `banks_by_place` the same by instruction, if it asked for that.
     """
 
     instructions: int = 0
