@@ -302,9 +302,7 @@ def make_vector(itemsize: int, tile: tuple[int, int] = (2, 2), threads: int = 25
             for stage in range(stages):
                 if ahead < tiles:
                     tile_row, tile_column = tile_at(ahead, down, across, group)
-                    fetch(
-                        source_map, stage, uint32(tile_row * uint32(rows)), uint32(tile_column * uint32(boxes * width))
-                    )
+                    fetch(source_map, stage, tile_row, tile_column)
                 ahead = uint32(ahead + step_by)
         cuda.syncthreads()
 
@@ -333,9 +331,7 @@ def make_vector(itemsize: int, tile: tuple[int, int] = (2, 2), threads: int = 25
                 release_to_async()
                 if leader:
                     tile_row, tile_column = tile_at(ahead, down, across, group)
-                    fetch(
-                        source_map, stage, uint32(tile_row * uint32(rows)), uint32(tile_column * uint32(boxes * width))
-                    )
+                    fetch(source_map, stage, tile_row, tile_column)
             index, step = uint32(index + step_by), uint32(step + uint32(1))
 
     return transpose_vector
@@ -372,9 +368,7 @@ def make_store(
             for stage in range(stages):
                 if ahead < tiles:
                     tile_row, tile_column = tile_at(ahead, down, across, group)
-                    fetch(
-                        source_map, stage, uint32(tile_row * uint32(rows)), uint32(tile_column * uint32(boxes * width))
-                    )
+                    fetch(source_map, stage, tile_row, tile_column)
                 ahead = uint32(ahead + step_by)
         cuda.syncthreads()
 
@@ -409,9 +403,7 @@ def make_store(
                 ahead = uint32(index + uint32(stages) * step_by)
                 if ahead < tiles:
                     tile_row, tile_column = tile_at(ahead, down, across, group)
-                    fetch(
-                        source_map, stage, uint32(tile_row * uint32(rows)), uint32(tile_column * uint32(boxes * width))
-                    )
+                    fetch(source_map, stage, tile_row, tile_column)
             index, step = uint32(index + step_by), uint32(step + uint32(1))
         if leader:
             ptx.cp_async_bulk_wait_group(0)
