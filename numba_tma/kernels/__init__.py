@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from . import copy, gemm, kv_stream
 from .problem import Case, Problem, Variant
+from .rows import rmsnorm, softmax
 
-PROBLEMS: tuple[Problem, ...] = (copy.PROBLEM, kv_stream.PROBLEM, gemm.PROBLEM)
+PROBLEMS: tuple[Problem, ...] = (copy.PROBLEM, kv_stream.PROBLEM, softmax.PROBLEM, rmsnorm.PROBLEM, gemm.PROBLEM)
 
 __all__ = ["PROBLEMS", "Case", "Problem", "Variant", "select"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
@@ -11,6 +12,7 @@ from numba_tma import TensorMap, driver, suite
 from numba_tma.kernels import PROBLEMS, copy, gemm, kv_stream, select
 from numba_tma.kernels.gemm import choice, persistent, plain, warp_mma, warpgroup
 from numba_tma.kernels.problem import Case
+from numba_tma.kernels.rows import binding, resident, rmsnorm, softmax, streamed
 
 ALL = [(problem, variant) for problem in PROBLEMS for variant in problem.variants]
 NAMES = [f"{problem.name}.{variant.name}" for problem, variant in ALL]
@@ -26,6 +28,10 @@ def cases(problem, rows, columns):
             yield Case((rows, -(-columns * itemsize // 16) * 16 // itemsize), dtype)
     elif problem is gemm.PROBLEM:
         yield Case((rows, columns, (rows + columns) % 31 * 8 + 8), "float16")
+    elif problem is softmax.PROBLEM:
+        yield Case((rows, columns), "float32", tuned=binding.SMALL)
+    elif problem is rmsnorm.PROBLEM:
+        yield Case((rows, columns), "bfloat16", {"epsilon": rmsnorm.EPSILON}, binding.SMALL)
     else:
         yield Case((rows, columns), "float16", {"work": 1, "splits": 1})
         yield Case((rows, columns), "float16", {"work": 3, "splits": 2})
@@ -89,6 +95,13 @@ def tuned_maps(columns):
     return tuple(TensorMap(MATRIX[None], (1, rows, 64), swizzle="128B") for rows in (128, columns, 64))
 
 
+# Steps of softmax and rmsnorm: options, and what else is in the machine code or must not be.
+ROWS = [
+    ("bulk", resident.make_bulk, {"threads": 512, "passes": 8}, (), ("UCGABAR",)),
+    ("cluster", resident.make_bulk, {"threads": 512, "passes": 8, "cluster": 16}, ("UCGABAR",), ()),
+    ("ring", resident.make_ring, {"threads": 512, "passes": 8, "cluster": 16}, ("UCGABAR",), ()),
+]
+
 COMPILED = {
     "copy.plain": (copy.make_plain, lambda: (FLOATS.ravel(), FLOATS.ravel()), "sm_80", ("LDG.E", "STG.E"), ()),
     "copy.vector": (copy.make_vector, lambda: (BYTES, BYTES), "sm_80", ("LDG.E.128", "STG.E.128"), ()),
@@ -124,6 +137,48 @@ COMPILED = {
         ("UTMALDG.2D", "SYNCS", "LDS.128"),
         ("LDG", "STS"),
     ),
+    "softmax.plain": (streamed.make_plain_softmax, lambda: (FLOATS, FLOATS), "sm_80", ("LDG.E", "STG.E", "LDS"), ()),
+    "softmax.online": (
+        lambda: streamed.make_online("softmax", "float32"),
+        lambda: (FLOATS, FLOATS),
+        "sm_80",
+        ("LDG.E.128", "STG.E.128", "MUFU.EX2", "SHFL"),
+        (),
+    ),
+    **{
+        f"softmax.{name}": (
+            functools.partial(make, "softmax", "float32", **options),
+            lambda: (FLOATS, FLOATS),
+            "sm_90a",
+            ("UBLKCP.S.G", "SYNCS", "LDS.128", "STG.E.128", "MUFU.EX2", *also),
+            ("LDG.E.128", *never),
+        )
+        for name, make, options, also, never in ROWS
+    },
+    "rmsnorm.plain": (
+        streamed.make_plain_rmsnorm,
+        lambda: (FLOATS, FLOATS[0], FLOATS, NO_BIAS, NO_BIAS),
+        "sm_80",
+        ("LDG.E", "STG.E", "LDS"),
+        (),
+    ),
+    "rmsnorm.online": (
+        lambda: streamed.make_online("rmsnorm", "float32"),
+        lambda: (FLOATS, FLOATS[0], FLOATS, NO_BIAS, NO_BIAS),
+        "sm_80",
+        ("LDG.E.128", "STG.E.128", "MUFU.RSQ", "SHFL"),
+        (),
+    ),
+    **{
+        f"rmsnorm.{name}": (
+            functools.partial(make, "rmsnorm", "float32", **options),
+            lambda: (FLOATS, FLOATS[0], FLOATS, NO_BIAS, NO_BIAS),
+            "sm_90a",
+            ("UBLKCP.S.G", "SYNCS", "LDS.128", "STG.E.128", "MUFU.RSQ", "LDG.E.128", *also),
+            never,
+        )
+        for name, make, options, also, never in ROWS
+    },
     "gemm.naive": (plain.make_naive, lambda: (MATRIX, MATRIX, MATRIX, NO_BIAS), "sm_80", ("LDG.E.U16", "FFMA"), ()),
     "gemm.tiled": (plain.make_tiled, lambda: (MATRIX, MATRIX, MATRIX, NO_BIAS), "sm_80", ("LDS.128", "FFMA"), ()),
     "gemm.mma_cp_async": (
@@ -277,7 +332,7 @@ def test_copy_of_nothing(variant, in_simulator):
 
 
 def test_select():
-    assert [p.name for p, _ in select(None)] == ["copy", "kv_stream", "gemm"]
+    assert [p.name for p, _ in select(None)] == ["copy", "kv_stream", "softmax", "rmsnorm", "gemm"]
     assert [(p.name, [v.name for v in vs]) for p, vs in select(["copy.bulk", "copy.plain", "copy.bulk"])] == [
         ("copy", ["bulk", "plain"])
     ]

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .operands import need_aligned, operands, resident_blocks
+from ..problem import Case, Variant, check_options
+from .operands import Operands, need_aligned, operands, resident_blocks
 from .resident import make_bulk, make_ring
+from .streamed import PLAIN, make_online
 
 PART_BYTES = 64 * 1024  # of a row in one block: what 512 threads hold in their registers
 MAX_CLUSTER = 16
 _VECTOR = 16
+
+
+OPTIONS = {
+    "plain": ("threads",),
+    "online": ("threads", "unrolled"),
+    "bulk": ("threads", "min_blocks"),
+    "cluster": ("threads", "min_blocks", "cluster"),
+    "ring": ("threads", "min_blocks", "cluster", "stages", "clusters"),
+}
 
 
 class Split(NamedTuple):
@@ -41,6 +52,38 @@ def split(vectors: int, cluster: int | None = None, threads: int | None = None) 
             f"thread; 16 are the most: take a larger cluster (up to {MAX_CLUSTER}), or variant 'online'"
         )
     return Split(cluster, threads, passes)
+
+
+def bind_plain(operation: str) -> Callable[..., Callable[[], Any]]:
+    """Bind the baseline."""
+
+    def bind(
+        given: Mapping[str, Any], *, epsilon: float = 0.0, threads: int = 256, stream: object = None
+    ) -> Callable[[], Any]:
+        o = operands(given, epsilon)
+        return PLAIN[operation](threads)[o.rows, None, stream].bind(*o.arguments)
+
+    return bind
+
+
+def bind_online(operation: str) -> Callable[..., Callable[[], Any]]:
+    """Bind the two passes over global memory, by vectors where the rows allow it."""
+
+    def bind(
+        given: Mapping[str, Any],
+        *,
+        epsilon: float = 0.0,
+        threads: int | None = None,
+        unrolled: int = 4,
+        stream: object = None,
+    ) -> Callable[[], Any]:
+        o = operands(given, epsilon)
+        if threads is None:
+            threads = min(512, max(32, 1 << (max(o.vectors - 1, 0) // unrolled).bit_length()))
+        kernel = make_online(operation, o.dtype, threads, unrolled, o.aligned)
+        return kernel[o.rows, None, stream].bind(*o.arguments)
+
+    return bind
 
 
 def bind_bulk(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
@@ -87,3 +130,63 @@ def bind_ring(operation: str) -> Callable[..., Callable[[], Any]]:
         return kernel[min(clusters, o.rows) * s.cluster, None, stream].bind(*o.arguments)
 
     return bind
+
+
+def variants(operation: str) -> tuple[Variant, ...]:
+    """The ladder of an operation."""
+    return (
+        Variant(
+            "plain",
+            "ld/st",
+            "as one writes it: a pass for each number, and one to write",
+            bind_plain(operation),
+            True,
+        ),
+        Variant("online", "ld/st", "one pass for both numbers, 16 bytes a thread and access", bind_online(operation)),
+        Variant("bulk", "TMA", "the row in shared memory by one bulk copy, read once", bind_bulk(operation, "bulk")),
+        Variant("cluster", "TMA", "a row over the blocks of a cluster", bind_bulk(operation, "cluster")),
+        Variant("ring", "TMA", "blocks that stay; the next rows on their way", bind_ring(operation)),
+    )
+
+
+def choose(o: Operands) -> str:
+    """The variant for these arrays where none is asked for."""
+    if not o.aligned or o.vectors * _VECTOR > PART_BYTES * MAX_CLUSTER:
+        return "online"
+    return "ring"
+
+
+def run(
+    operation: str, ladder: Sequence[Variant], given: Mapping[str, Any], variant: str | None, options: Mapping[str, Any]
+) -> None:
+    """Check arrays and options, and launch.
+
+    Raises:
+        KeyError, TypeError, ValueError: as the public functions say.
+    """
+    named = {v.name: v for v in ladder}
+    if variant is not None and variant not in named:
+        raise KeyError(f"{operation} has no variant {variant!r}; it has {', '.join(named)}")
+    try:
+        o = operands(given)
+        chosen = named[variant or choose(o)]
+        known = {name: value for name, value in options.items() if name != "epsilon"}
+        check_options(operation, chosen, known, OPTIONS[chosen.name])
+        if o.rows and o.columns:
+            chosen.bind(given, **options)()
+    except ValueError as error:
+        raise ValueError(f"{operation}: {error}") from None
+
+
+# Small rows leave the blocks of a cluster, and a ring's second turn, without work unless they are asked for.
+SMALL = {"cluster": {"cluster": 2}, "ring": {"cluster": 2, "clusters": 2, "stages": 2}}
+
+
+def gpu_cases(options: Mapping[str, Any] | None = None) -> list[Case]:
+    """256 MB of rows of 4k to 256k columns, in the types that matter most; `bulk` only where a block holds a row."""
+    cases = []
+    for dtype, itemsize in (("float32", 4), ("bfloat16", 2)):
+        for columns in (4096, 32768, 262144):
+            without = ("bulk",) if columns * itemsize > PART_BYTES else ()
+            cases.append(Case(((1 << 28) // (columns * itemsize), columns), dtype, options or {}, without=without))
+    return cases

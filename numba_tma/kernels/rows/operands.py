@@ -20,7 +20,10 @@ MAX_COLUMNS = 1 << 31
 
 @dataclass(frozen=True)
 class Operands:
-    """x and out, matrices of one shape and dtype whose rows are contiguous, and perhaps a weight for each column."""
+    """x and out, matrices of one shape and dtype, and perhaps a weight for each column.
+
+    `aligned` says whether all of their rows are contiguous and start on multiples of 16 bytes.
+    """
 
     x: Any
     out: Any
@@ -68,14 +71,7 @@ def operands(given: Mapping[str, Any], epsilon: float = 0.0) -> Operands:
         raise ValueError(f"x has the shape {x.shape}; rows and columns must be below 2^31: take it in parts")
     if weight is not None and (weight.shape != x.shape[1:] or weight.dtype != x.dtype):
         raise ValueError(f"weight is {weight.dtype} {weight.shape}; {x.dtype} {x.shape[1:]} expected")
-    for name in ("x", "out"):
-        if views[name].strides[1] != x.dtype.itemsize and x.shape[1] > 1:
-            raise ValueError(
-                f"{name}: neighbours in a row lie {views[name].strides[1]} B apart; rows must be contiguous: copy it"
-            )
-    if weight is not None and weight.strides[0] != x.dtype.itemsize and x.shape[1] > 1:
-        raise ValueError(f"weight: neighbours lie {weight.strides[0]} B apart; it must be contiguous: copy it")
-    aligned = all(_starts_aligned(view) for view in (x, out)) and (weight is None or weight.pointer % 16 == 0)
+    aligned = all(_in_vectors(view) for view in (x, out)) and (weight is None or _in_vectors(weight))
     return Operands(
         given["x"],
         given["out"],
@@ -88,20 +84,23 @@ def operands(given: Mapping[str, Any], epsilon: float = 0.0) -> Operands:
     )
 
 
-def _starts_aligned(view: ArrayView) -> bool:
-    return view.pointer % 16 == 0 and (view.shape[0] < 2 or view.strides[0] % 16 == 0)
+def _in_vectors(view: ArrayView) -> bool:
+    """Whether each row is contiguous and starts on a multiple of 16 bytes."""
+    *rows, inner = view.strides
+    contiguous = inner == view.dtype.itemsize or view.shape[-1] < 2
+    return contiguous and view.pointer % 16 == 0 and (not rows or view.shape[0] < 2 or rows[0] % 16 == 0)
 
 
 def need_aligned(o: Operands, variant: str) -> None:
     """See that the copy engine can take the rows.
 
     Raises:
-        ValueError: a row does not start on a multiple of 16 bytes.
+        ValueError: a row is not contiguous, or does not start on a multiple of 16 bytes.
     """
     if not o.aligned:
         raise ValueError(
-            f"variant {variant!r}: each row of x and out (and the weight) must start on a multiple of 16 B; "
-            f"numba_tma.pitched makes such arrays, variant 'plain' takes any"
+            f"variant {variant!r}: each row of x and out (and the weight) must be contiguous and start on a multiple "
+            f"of 16 B; numba_tma.pitched makes such arrays, variants 'plain' and 'online' take any"
         )
 
 

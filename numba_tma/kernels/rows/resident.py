@@ -18,64 +18,22 @@ from numba import cuda
 from numba.cuda.types import float32, uint32, uint64
 
 from ... import ptx
-from ...launch import Kernel, kernel
+from ...launch import Kernel
 from ...pipeline import mbarrier_wait, ring
-from ...shared import Barriers, Buffer, Shared, Tiles
+from ...shared import Barriers, Shared, Tiles
 from ...unroll import unroll
+from .block import make_together, operation_kernel, pairs_buffer
 from .operation import MAKERS, Operation
 from .vectors import Vectors, make_vectors
 
-_WARP = 32
-
 
 def _plan(threads: int, passes: int, stages: int, cluster: int) -> Shared:
-    """Shared memory: rows (or parts) under way, and two tables of pairs, one a warp of the cluster."""
+    """Shared memory: rows (or parts) under way, and the pairs of the warps."""
     return Shared(
         part=Tiles(stages, (threads * passes * 16,), np.uint8),
-        pairs=Buffer((2, cluster * threads // _WARP, 2), np.float32),
+        pairs=pairs_buffer(threads, cluster),
         full=Barriers(stages),
     )
-
-
-def _make_together(op: Operation, smem: Shared, threads: int, cluster: int) -> Callable:
-    """together(slot, thread, rank, a, b): the pair of the whole row, from each thread's.
-
-    There is one barrier in it, of the block or the cluster: what a thread did before, all may build upon afterwards.
-    The table `slot` may be written again after the next such barrier.
-    """
-    warps = threads // _WARP
-    entries = warps * cluster
-
-    @cuda.jit(device=True, forceinline=True)
-    def meet(slot, thread, rank, a, b):
-        lane, warp = uint32(thread % uint32(_WARP)), uint32(thread // uint32(_WARP))
-        if cluster == 1:
-            if lane == 0:
-                smem.pairs[slot, warp, 0], smem.pairs[slot, warp, 1] = a, b
-            cuda.syncthreads()
-        else:
-            # Every block gets the pair of every warp of the cluster: lane i writes to block i.
-            if lane < uint32(cluster):
-                own = smem.pairs.address_of(slot, uint32(rank * uint32(warps) + warp), uint32(0))
-                ptx.st_shared_cluster_v2_f32(ptx.mapa_shared_cluster(own, lane), a, b)
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
-
-    @cuda.jit(device=True, forceinline=True)
-    def together(slot, thread, rank, a, b):
-        a, b = op.warp(a, b)
-        meet(slot, thread, rank, a, b)
-        lane = uint32(thread % uint32(_WARP))
-        a, b = float32(op.missing), float32(0)
-        if lane < uint32(entries):
-            a, b = smem.pairs[slot, lane, 0], smem.pairs[slot, lane, 1]
-        for i in range(1, -(-entries // _WARP)):
-            entry = uint32(lane + uint32(i * _WARP))
-            if entry < uint32(entries):
-                a, b = op.merge(a, b, smem.pairs[slot, entry, 0], smem.pairs[slot, entry, 1])
-        return op.warp(a, b)
-
-    return together
 
 
 def _make_part(op: Operation, vectors: Vectors, smem: Shared, threads: int, passes: int) -> tuple[Callable, Callable]:
@@ -124,21 +82,6 @@ def _make_weights(op: Operation, vectors: Vectors, threads: int, passes: int) ->
     return load_weights
 
 
-def _kernel(op: Operation, body: Callable, name: str, **options: object) -> Kernel:
-    """The kernel around `body(x, weight, out, inverse, epsilon)`, with the arguments that the operation needs."""
-    if op.weighted:
-
-        def run(x, weight, out, inverse, epsilon):
-            body(x, weight, out, inverse, epsilon)
-    else:
-
-        def run(x, out):
-            body(x, out, out, float32(0), float32(0))
-
-    run.__name__ = run.__qualname__ = f"{op.name}_{name}"
-    return kernel(run, **options)
-
-
 @functools.cache
 def make_bulk(
     operation: str, dtype: str, threads: int = 256, passes: int = 4, cluster: int = 1, min_blocks: int = 1
@@ -158,7 +101,7 @@ def make_bulk(
     op = MAKERS[operation](count)
     weighted = op.weighted
     smem = _plan(threads, passes, 1, cluster)
-    together = _make_together(op, smem, threads, cluster)
+    together = make_together(op, smem, threads, cluster)
     load, store = _make_part(op, vectors, smem, threads, passes)
     load_weights = _make_weights(op, vectors, threads, passes)
 
@@ -208,7 +151,7 @@ def make_bulk(
                 value *= float32(weight[end])
             out[row, end] = value
 
-    return _kernel(
+    return operation_kernel(
         op,
         body,
         "bulk" if cluster == 1 else "cluster",
@@ -240,7 +183,7 @@ def make_ring(
     op = MAKERS[operation](count)
     weighted = op.weighted
     smem = _plan(threads, passes, stages, cluster)
-    together = _make_together(op, smem, threads, cluster)
+    together = make_together(op, smem, threads, cluster)
     load, store = _make_part(op, vectors, smem, threads, passes)
     load_weights = _make_weights(op, vectors, threads, passes)
 
@@ -312,7 +255,7 @@ def make_ring(
             row = uint32(row + step)
             turn = uint32(turn + uint32(1))
 
-    return _kernel(
+    return operation_kernel(
         op,
         body,
         "ring",
