@@ -1,0 +1,128 @@
+"""Attention of one new token a sequence to all that are cached: the step between two products of a decoding step.
+
+Each key and value is read once and used once, 2 flops a byte: what counts is how many reads are on their way. A block
+has a head of a sequence. A row of D elements of a key or value is read by D / 8 lanes, 16 bytes each, so that a warp
+reads several keys at once, and four of these sets before it computes with the first. Every lane group goes on with a
+softmax of its own (its largest score, its sum, its share of the result); they are joined at the end, within a warp by
+shuffles and between the warps through shared memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from numba import cuda
+from numba.cuda.types import float32, uint32, uint64
+
+from .. import ptx
+from ..launch import Kernel, kernel
+from ..shared import Buffer, Shared
+from ..unroll import unroll
+from .vectors import VECTOR, load8_bf16, widen8
+
+_WARPS = 8
+_AHEAD = 4  # sets of keys that are read before one is computed with
+_LOG2_E = math.log2(math.e)
+_NOTHING = -1e30  # the largest of no scores: finite, so that the difference of two is a number
+
+
+@functools.cache
+def make_decode(head_dim: int) -> Kernel:
+    """o[b, h] = attention of the query at lengths[b] to the keys 0 … lengths[b]; grid (heads, B).
+
+    Kernel parameters: qkv (B, positions, 3, heads, D) bfloat16, whose last dimensions are contiguous; lengths (B,)
+    int32; o (B, heads, D) bfloat16.
+    """
+    lanes = head_dim // VECTOR  # of a key
+    together = 32 // lanes  # keys of a warp at once
+    stride = _WARPS * together
+    words = 4 * _AHEAD
+    factor = _LOG2_E / math.sqrt(head_dim)
+    smem = Shared(
+        largest=Buffer((_WARPS,), float32), total=Buffer((_WARPS,), float32), o=Buffer((_WARPS, head_dim), float32)
+    )
+
+    @cuda.jit(device=True, forceinline=True)
+    def join(largest, total, o, other):
+        """Take in the softmax of the lane `other` away."""
+        theirs = cuda.shfl_xor_sync(0xFFFFFFFF, largest, other)
+        most = max(largest, theirs)
+        mine, its = ptx.ex2_approx_ftz_f32(largest - most), ptx.ex2_approx_ftz_f32(theirs - most)
+        for e in range(VECTOR):
+            unroll()
+            o[e] = o[e] * mine + cuda.shfl_xor_sync(0xFFFFFFFF, o[e], other) * its
+        return most, total * mine + cuda.shfl_xor_sync(0xFFFFFFFF, total, other) * its
+
+    @kernel(threads=32 * _WARPS, shared=smem, programmatic=True)
+    def gpt2_decode_attention(qkv, lengths, out):
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        head, batch = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
+        ptx.griddepcontrol_wait()
+        ptx.griddepcontrol_launch_dependents()
+        last = uint32(lengths[batch])
+        row_bytes, part_bytes = uint64(qkv.strides[1]), uint64(qkv.strides[2])
+        column = uint64(head * uint32(2 * head_dim) + lane % uint32(lanes) * uint32(2 * VECTOR))
+        start = ptx.global_address(qkv) + uint64(batch) * uint64(qkv.strides[0]) + column
+        q = load8_bf16(start + uint64(last) * row_bytes)
+        start += part_bytes
+
+        largest, total = float32(_NOTHING), float32(0)
+        o = cuda.local.array(VECTOR, float32)
+        k = cuda.local.array(words, uint32)
+        v = cuda.local.array(words, uint32)
+        for e in range(VECTOR):
+            o[e] = float32(0)
+        first = uint32(warp * uint32(together) + lane // uint32(lanes))
+        for base in range(uint32(0), uint32(last + uint32(1)), uint32(_AHEAD * stride)):
+            unroll(1)
+            for i in range(_AHEAD):
+                unroll()
+                key = min(uint32(uint32(base) + first + uint32(i * stride)), last)
+                source = start + uint64(key) * row_bytes
+                k[4 * i], k[4 * i + 1], k[4 * i + 2], k[4 * i + 3] = ptx.ld_global_v4_u32(source)
+                v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3] = ptx.ld_global_v4_u32(source + part_bytes)
+            for i in range(_AHEAD):
+                unroll()
+                key = uint32(uint32(base) + first + uint32(i * stride))
+                x = widen8(k[4 * i], k[4 * i + 1], k[4 * i + 2], k[4 * i + 3])
+                score = float32(0)
+                for e in range(VECTOR):
+                    unroll()
+                    score += q[e] * x[e]
+                reach = lanes // 2
+                while reach > 0:
+                    score += cuda.shfl_xor_sync(0xFFFFFFFF, score, reach)
+                    reach //= 2
+                score = score * float32(factor) if key <= last else float32(2 * _NOTHING)
+                most = max(largest, score)
+                kept, weight = ptx.ex2_approx_ftz_f32(largest - most), ptx.ex2_approx_ftz_f32(score - most)
+                largest, total = most, total * kept + weight
+                y = widen8(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3])
+                for e in range(VECTOR):
+                    unroll()
+                    o[e] = o[e] * kept + weight * y[e]
+
+        other = lanes
+        while other < 32:
+            largest, total = join(largest, total, o, other)
+            other *= 2
+        if lane < uint32(lanes):
+            for e in range(VECTOR):
+                smem.o[warp, uint32(lane * uint32(VECTOR) + uint32(e))] = o[e]
+            if lane == 0:
+                smem.largest[warp], smem.total[warp] = largest, total
+        cuda.syncthreads()
+        if thread < uint32(head_dim):
+            most = float32(_NOTHING)
+            for i in range(_WARPS):
+                most = max(most, smem.largest[i])
+            total, value = float32(0), float32(0)
+            for i in range(_WARPS):
+                scale = ptx.ex2_approx_ftz_f32(smem.largest[i] - most)
+                total += scale * smem.total[i]
+                value += scale * smem.o[i, thread]
+            out[batch, head, thread] = value / total
+
+    return gpt2_decode_attention

@@ -1,0 +1,165 @@
+"""GPT-2 on a GPU beside PyTorch on the same weights: agreement, prefill, decoding. See docs/gpt2.md."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import bench, driver
+from .config import Config
+from .model import Model, Session
+from .peers import TorchGpt2, transformers_model
+from .weights import Weights, random_weights
+
+Seconds = dict[str, float]
+
+
+def compiler_missing() -> str | None:
+    """Why torch.compile cannot work here, or None."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        return "torch.compile needs a C compiler, and there is none"
+    return None
+
+
+def agreement(weights: Weights, seed: int, *, batch: int = 4, length: int = 200, count: int = 32) -> dict[str, Any]:
+    """Errors of logits against transformers' model in float32, of ours and of transformers' own in bfloat16.
+
+    `tokens_wrong` counts the generated tokens that are not float32's likeliest although its two best are further apart
+    than twice our largest error; `tokens_close` those where they are not.
+    """
+    import torch
+
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, weights.config.vocab_size, length - 7 * i) for i in range(batch)]
+    session = Session(Model(weights), batch, positions=length + count)
+    answers = session.generate(prompts, count)
+    ours = session.prompt_logits(prompts)
+    exact_model, half_model = (transformers_model(weights, dtype) for dtype in ("float32", "bfloat16"))
+    errors, half_errors, spread, wrong, close = [], [], [], 0, 0
+    with torch.inference_mode():
+        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            whole = torch.from_numpy(np.concatenate([prompt, answer]))[None].cuda()
+            exact = exact_model(whole).logits[0].double().cpu().numpy()
+            half = half_model(whole).logits[0].double().cpu().numpy()
+            n = len(prompt)
+            errors.append(np.abs(ours[i, :n] - exact[:n]).max())
+            half_errors.append(np.abs(half[:n] - exact[:n]).max())
+            spread.append(exact[:n].std())
+            for j, token in enumerate(answer):
+                row = exact[n - 1 + j]
+                second, first = np.partition(row, -2)[-2:]
+                sure = first - second > 2 * errors[i]
+                wrong += int(sure and token != row.argmax())
+                close += int(not sure)
+    return {
+        "largest error of a logit": max(errors),
+        "the same of transformers in bfloat16": max(half_errors),
+        "standard deviation of logits": float(np.mean(spread)),
+        "tokens": batch * count,
+        "tokens_wrong": wrong,
+        "tokens_close": close,
+    }
+
+
+def prefill_seconds(weights: Weights, batch: int, length: int, *, compiled: bool = True, repeats: int = 20) -> Seconds:
+    """Seconds of a prefill of `batch` prompts of `length` tokens: ours and PyTorch's, last logits and all of them."""
+    import torch
+
+    session = Session(Model(weights), batch, prompt=length)
+    rng = np.random.default_rng(1)
+    prompts = rng.integers(0, weights.config.vocab_size, (batch, length))
+    from .launches import Launches
+
+    plain = session.prefill_launches(session.sequence, session.lengths, length)
+    session.prefill(prompts)
+    every = torch.empty((batch * length, session.model.vocabulary), dtype=torch.bfloat16, device="cuda")
+    last = Launches(plain, session.own_stream)
+    # The last logits come besides: a prefill of all logits is for those who want no new token.
+    whole = Launches([*plain[:-2], *session.head_launches(length, every)], session.own_stream)
+    candidates: dict[str, Callable[[], Any]] = {"ours, last logits": last, "ours, all logits": whole}
+
+    tokens = torch.from_numpy(prompts).cuda()
+    peer = TorchGpt2(weights, batch, length)
+    hugging = transformers_model(weights, "bfloat16")
+    candidates["torch, last logits"] = lambda: peer.prefill(tokens, False)
+    candidates["torch, all logits"] = lambda: peer.prefill(tokens, True)
+    candidates["transformers, last logits"] = lambda: hugging(tokens, use_cache=True, logits_to_keep=1)
+    candidates["transformers, all logits"] = lambda: hugging(tokens, use_cache=True)
+    if compiled and not compiler_missing():
+        faster = torch.compile(peer.prefill, dynamic=False)
+        candidates["torch.compile, last logits"] = lambda: faster(tokens, False)
+        candidates["torch.compile, all logits"] = lambda: faster(tokens, True)
+    return _timed(candidates, session.stream, repeats)
+
+
+def decode_seconds(
+    weights: Weights, batch: int, positions: int, start: int, *, steps: int = 8, compiled: bool = True, rounds: int = 12
+) -> Seconds:
+    """Seconds of a step with a cache of `positions`, from `start` tokens on: ours and PyTorch's, as CUDA graphs."""
+    import torch
+
+    session = Session(Model(weights), batch, positions=positions, prompt=start)
+    prompts = np.random.default_rng(2).integers(0, weights.config.vocab_size, (batch, start))
+    session.prefill(prompts)
+    session.decode(2)
+    candidates: dict[str, Callable[[], Any]] = {"ours": lambda: session.decode(steps)}
+    stream = torch.cuda.ExternalStream(session.stream)
+    kinds = {"torch": lambda peer: peer.step}
+    if compiled and not compiler_missing():
+        kinds["torch.compile"] = lambda peer: torch.compile(peer.step, dynamic=False)
+    keep = []
+    for name, make in kinds.items():
+        peer = TorchGpt2(weights, batch, positions)
+        step = make(peer)
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+            graph = torch.cuda.CUDAGraph()
+            peer.length.fill_(start)
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                step()
+        keep.append((peer, graph))
+
+        def replay(graph: Any = graph) -> None:
+            for _ in range(steps):
+                graph.replay()
+
+        candidates[f"{name}, CUDA graph"] = replay
+    if start + 2 + (rounds + 2) * steps > positions:
+        raise ValueError(f"{rounds} rounds of {steps} steps from {start} do not fit into {positions} positions")
+    found = _timed(candidates, session.stream, rounds, warm_up=2)
+    return {name: seconds / steps for name, seconds in found.items()}
+
+
+def _timed(candidates: dict[str, Callable[[], Any]], stream: int, repeats: int, warm_up: int = 3) -> Seconds:
+    """Medians, in turn, everything on one stream."""
+    import torch
+
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+        for launch in candidates.values():  # compiles, and captures graphs
+            if warm_up > 2:
+                launch()
+                launch()
+        timings = bench.time_launches(candidates, repeats=repeats, warm_up=warm_up, stream=stream)
+    return {name: timing.median for name, timing in timings.items()}
+
+
+def measure(config: Config | None = None, *, seed: int = 0, compiled: bool = True) -> dict[str, Any]:
+    """Everything that docs/gpt2.md shows, for a model with random weights (the 124M by default)."""
+    import torch
+
+    weights = random_weights(config or Config(), seed)
+    return {
+        "device": driver.device_name(driver.current_device()),
+        "torch": torch.__version__,
+        "no torch.compile": compiler_missing() if compiled else "not asked for",
+        "parameters": weights.config.parameters,
+        "agreement": agreement(weights, seed),
+        "prefill 8 x 1024, seconds": prefill_seconds(weights, 8, 1024, compiled=compiled),
+        "decode 8, 1024 positions, seconds": decode_seconds(weights, 8, 1024, 800, compiled=compiled),
+        "decode 8, 256 positions, seconds": decode_seconds(weights, 8, 256, 128, compiled=compiled),
+    }

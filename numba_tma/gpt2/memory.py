@@ -1,0 +1,86 @@
+"""Arrays where the kernels run: GPU memory, or NumPy arrays for the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import arrays, driver
+from ..arrays import DeviceView
+from ..device_array import DeviceArray
+from ..launch import backend, gpu_refusal
+
+
+def on_gpu() -> bool:
+    """Whether kernels run on a GPU.
+
+    Raises:
+        LaunchError: the backend in force is the GPU's, and there is none.
+    """
+    refusal = gpu_refusal()
+    if backend() == "gpu" and refusal:
+        raise driver.LaunchError(f"{refusal}; use the simulator (NUMBA_TMA_BACKEND=sim)")
+    return backend() != "sim" and not refusal
+
+
+def upload(host: np.ndarray) -> Any:
+    """A copy of a NumPy array, contiguous, where kernels run."""
+    return DeviceArray(np.ascontiguousarray(host)) if on_gpu() else np.array(host, order="C")
+
+
+def empty(shape: Sequence[int], dtype: object) -> Any:
+    """An array of undefined contents where kernels run."""
+    return DeviceArray.empty(shape, dtype) if on_gpu() else np.empty(shape, dtype)
+
+
+def zeros(shape: Sequence[int], dtype: object) -> Any:
+    """Zeros where kernels run."""
+    return upload(np.zeros(shape, dtype))
+
+
+def part(array: Any, index: Any) -> Any:
+    """`array[index]`, a view, for an index of integers and slices."""
+    view = arrays.view(array)
+    # NumPy's own arithmetic on an array that is never touched.
+    whole = np.lib.stride_tricks.as_strided(np.empty(1, view.dtype), view.shape, view.strides)
+    selected = whole[index]
+    if view.host:
+        return array[index]
+    offset = selected.ctypes.data - whole.ctypes.data
+    return DeviceView(array, view.pointer + offset, selected.shape, selected.strides, view.dtype)
+
+
+def reshaped(array: Any, shape: Sequence[int]) -> Any:
+    """A contiguous array under another shape, a view."""
+    view = arrays.view(array)
+    if view.host:
+        return array.reshape(shape)
+    strides = arrays.contiguous_strides(tuple(shape), view.dtype.itemsize)
+    return DeviceView(array, view.pointer, tuple(shape), strides, view.dtype)
+
+
+def strided(array: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
+    """The memory of an array from its first element on, seen with another shape and strides (elements)."""
+    dtype = arrays.view(array).dtype
+    return arrays.reinterpret(array, dtype, tuple(shape), tuple(step * dtype.itemsize for step in strides))
+
+
+def to_host(array: Any, stream: int = 0) -> np.ndarray:
+    """A NumPy copy of a contiguous array; waits for the stream."""
+    view = arrays.view(array)
+    if view.host:
+        return np.array(array)
+    driver.synchronize(stream)
+    return driver.copy_to_host(view.pointer, view.size * view.dtype.itemsize).view(view.dtype).reshape(view.shape)
+
+
+def write(array: Any, host: np.ndarray, stream: int = 0) -> None:
+    """Overwrite a contiguous array; waits for the stream first, so that nothing still reads what was there."""
+    view = arrays.view(array)
+    if view.host:
+        array[...] = host
+        return
+    driver.synchronize(stream)
+    driver.copy_to_device(view.pointer, np.ascontiguousarray(np.broadcast_to(host, view.shape), view.dtype))

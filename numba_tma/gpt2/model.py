@@ -1,0 +1,423 @@
+"""A GPT-2 on the GPU: its weights, and what a batch of sequences needs besides.
+
+    model = Model(random_weights(Config()))
+    session = Session(model, batch=8)
+    tokens = session.generate(prompts, 32)
+
+The residual stream, the weights, the cache and all activations are bfloat16 (the residual float32 if asked for); every
+sum is float32: of products, in the normalisation and the softmax. Gains, shifts and biases are float32.
+
+Prompts of different lengths are padded on the right. A query sees no key behind it, so that padding changes nothing of
+what comes before it, and positions need no correction; the cache holds it until new tokens overwrite it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .. import driver
+from ..kernels.gemm.matmul import matmul
+from ..overlap.gpu import GpuEngines
+from . import config as configuration
+from . import memory
+from . import weights as checkpoint
+from .attend import make_decode
+from .config import Config
+from .kernels import ROWS, gpt2_argmax, make_embed, make_layernorm
+from .launches import Launches
+from .linear import Shape, grid, make_linear
+from .memory import part
+from .prefill_attention import bind_causal
+from .weights import Linear, Norm, Weights
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+RESIDUALS = {"bfloat16": BFLOAT16, "float32": np.dtype(np.float32)}
+_VOCABULARY_STEP = 128  # rows of the LM head are padded to a multiple: rows of logits then begin at 16 bytes
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's weights where kernels run; of a `Linear` the weight is bfloat16, everything else float32."""
+
+    ln_1: Norm
+    c_attn: Linear
+    c_proj: Linear
+    ln_2: Norm
+    c_fc: Linear
+    mlp_proj: Linear
+
+
+class Model:
+    """Weights where kernels run; any number of sessions share them.
+
+    Args:
+        weights: in host memory.
+        residual: "bfloat16", or "float32" for smaller errors and 25 % more bytes between the products.
+
+    Raises:
+        ValueError: no such type of residual.
+    """
+
+    def __init__(self, weights: Weights, *, residual: str = "bfloat16") -> None:
+        if residual not in RESIDUALS:
+            raise ValueError(f"residual {residual!r}: choose one of {', '.join(map(repr, RESIDUALS))}")
+        self.config = weights.config
+        self.residual = residual
+        vocabulary = -(-self.config.vocab_size // _VOCABULARY_STEP) * _VOCABULARY_STEP
+        head = np.zeros((vocabulary, self.config.n_embd), BFLOAT16)
+        head[: self.config.vocab_size] = weights.wte
+        self.wte = memory.upload(head)
+        self.wpe = memory.upload(weights.wpe.astype(BFLOAT16))
+        self.layers = tuple(
+            _Layer(
+                _norm(layer.ln_1),
+                _linear(layer.c_attn),
+                _linear(layer.c_proj),
+                _norm(layer.ln_2),
+                _linear(layer.c_fc),
+                _linear(layer.mlp_proj),
+            )
+            for layer in weights.layers
+        )
+        self.ln_f = _norm(weights.ln_f)
+        self.vocabulary = vocabulary
+
+    @staticmethod
+    def from_folder(folder: str | Path, **options: Any) -> Model:
+        """The model of a checkpoint folder (config.json, model.safetensors).
+
+        Raises:
+            FileNotFoundError, ImportError, UnsupportedModel: as `config.from_folder` and `weights.from_folder`.
+        """
+        found = configuration.from_folder(folder)
+        return Model(checkpoint.from_folder(found, folder), **options)
+
+
+def _norm(norm: Norm) -> Norm:
+    return Norm(memory.upload(norm.weight), memory.upload(norm.bias))
+
+
+def _linear(linear: Linear) -> Linear:
+    return Linear(memory.upload(linear.weight.astype(BFLOAT16)), memory.upload(linear.bias))
+
+
+class PromptError(ValueError):
+    """Prompts that do not fit the model or the session; the message names the prompt and the limit."""
+
+
+class Session:
+    """A batch of sequences on a model: the cache of keys and values, and room for activations.
+
+    Args:
+        model: the weights.
+        batch: number of sequences, always all of them at once.
+        positions: the most tokens a sequence can have, prompt included; by default the model's.
+        prompt: the most tokens of a prompt, by default `positions`; activations take room for so many.
+        stream: where to enqueue (a handle or any library's stream); by default a stream of its own, on which
+            work that repeats is captured into CUDA graphs. A stream that is given is left to its owner: there, launches
+            are enqueued one by one, and may be captured by the owner.
+
+    The cache is one array, (layers, batch, positions, 3, heads, D) bfloat16: rows as the product with c_attn leaves
+    them, queries included, so that nothing has to be moved; a third of it is not needed later.
+    """
+
+    def __init__(
+        self, model: Model, batch: int, *, positions: int | None = None, prompt: int | None = None, stream: Any = None
+    ) -> None:
+        config = model.config
+        positions = config.n_positions if positions is None else positions
+        prompt = positions if prompt is None else prompt
+        if batch < 1 or not 1 <= positions <= config.n_positions or not 1 <= prompt <= positions:
+            raise PromptError(
+                f"batch {batch}, positions {positions}, prompt {prompt}: expected 1 or more sequences, at most "
+                f"{config.n_positions} positions (n_positions), and prompts of no more than those"
+            )
+        self.model, self.batch, self.positions, self.prompt = model, batch, positions, prompt
+        self.own_stream = GpuEngines().stream() if stream is None and memory.on_gpu() else None
+        self.stream = driver.stream_handle(self.own_stream or stream) if memory.on_gpu() else 0
+        width, rows = config.n_embd, batch * prompt
+        self.cache = memory.empty((config.n_layer, batch, positions, 3 * width), BFLOAT16)
+        self._x = memory.empty((rows, width), RESIDUALS[model.residual])
+        self._normed = memory.empty((rows, width), BFLOAT16)
+        self._attended = memory.empty((rows, width), BFLOAT16)
+        self._hidden = memory.empty((rows, config.inner), BFLOAT16)
+        self._lse = memory.empty((batch * config.n_head * prompt,), np.float32)
+        self.logits = memory.empty((batch, model.vocabulary), np.float32)
+        self.sequence = memory.zeros((batch, positions + 1), np.int32)
+        self.lengths = memory.zeros((batch,), np.int32)
+        self._picked = memory.zeros((batch,), np.int32)
+        self._each = memory.upload(np.arange(batch, dtype=np.int32))
+        self._longest = 0  # on the host: what `lengths` has at most
+        self._prefills: dict[tuple[int, int], Launches] = {}
+        self._decode: Launches | None = None
+
+    # What a caller does.
+
+    def prefill(self, prompts: Sequence[Sequence[int]], *, past: int = 0) -> np.ndarray:
+        """Put prompts into the cache, and choose the first new token of each.
+
+        Args:
+            prompts: token numbers, one prompt for each sequence of the batch; lengths may differ.
+            past: positions of the cache that are filled already, in every sequence; the prompts follow there.
+
+        Returns:
+            Logits (batch, vocabulary) float32 for the token after each prompt.
+
+        Raises:
+            PromptError: another number of prompts, an empty or too long one, or a token outside the vocabulary.
+        """
+        tokens, lengths = padded(prompts, self.model.config, self.positions - past, self.prompt)
+        if len(tokens) != self.batch:
+            raise PromptError(f"{len(tokens)} prompts for a session of {self.batch} sequences")
+        sequence = np.zeros((self.batch, self.positions + 1), np.int32)
+        sequence[:, past : past + tokens.shape[1]] = tokens
+        memory.write(self.sequence, sequence, self.stream)
+        memory.write(self.lengths, lengths + past, self.stream)
+        self._longest = int(lengths.max()) + past
+        key = (tokens.shape[1], past)
+        if key not in self._prefills:
+            launches = self.prefill_launches(self.sequence, self.lengths, tokens.shape[1], past)
+            self._prefills[key] = Launches(launches, self.own_stream)
+        self._prefills[key]()
+        return self.last_logits()
+
+    def decode(self, steps: int) -> None:
+        """Take the token chosen last into each sequence and choose the next, `steps` times; nothing is waited for.
+
+        Raises:
+            PromptError: the cache has no room for so many tokens, or there was no `prefill`.
+        """
+        if not self._longest:
+            raise PromptError("decode before prefill: there is no token to go on from")
+        if self._longest + steps > self.positions:
+            raise PromptError(f"{steps} steps after {self._longest} tokens: the session has {self.positions} positions")
+        if self._decode is None:
+            self._decode = Launches(self.decode_launches(), self.own_stream)
+        for _ in range(steps):
+            self._decode()
+        self._longest += steps
+
+    def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[np.ndarray]:
+        """The `count` likeliest tokens after each prompt, one after the other; fewer where the model ends the text
+        (`eos_token_id`, which is then the last).
+
+        Raises:
+            PromptError: as `prefill` and `decode`.
+        """
+        self.prefill(prompts)
+        self.decode(count - 1)
+        sequence = memory.to_host(self.sequence, self.stream)
+        end = self.model.config.eos_token_id
+        answers = []
+        for prompt, row in zip(prompts, sequence, strict=True):
+            answer = row[len(prompt) : len(prompt) + count]
+            ends = np.flatnonzero(answer == end) if end is not None else ()
+            answers.append(answer[: ends[0] + 1] if len(ends) else answer)
+        return answers
+
+    def last_logits(self) -> np.ndarray:
+        """Logits (batch, vocabulary) float32 that the last token was chosen by; waits for the stream."""
+        return memory.to_host(self.logits, self.stream)[:, : self.model.config.vocab_size]
+
+    def prompt_logits(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
+        """`prefill`, and the logits (batch, S, vocabulary) of all positions, rounded to bfloat16; those behind a
+        prompt's end mean nothing.
+
+        Raises:
+            PromptError: as `prefill`.
+        """
+        self.prefill(prompts)
+        length = max(map(len, prompts))
+        every = memory.empty((self.batch * length, self.model.vocabulary), BFLOAT16)
+        for launch in self.head_launches(length, every):
+            launch()
+        found = memory.to_host(every, self.stream).reshape(self.batch, length, -1)
+        return found[..., : self.model.config.vocab_size].astype(np.float32)
+
+    def sync(self) -> None:
+        """Wait for the stream."""
+        if memory.on_gpu():
+            driver.synchronize(self.stream)
+
+    # What it consists of.
+
+    def prefill_launches(self, tokens: Any, lengths: Any, length: int, past: int = 0) -> list[Callable[[], Any]]:
+        """Launches that take `length` tokens of each sequence into the cache and choose the next.
+
+        Args:
+            tokens: (batch, `past` + `length` or more) int32 on the device, the prompts from position `past` on.
+            lengths: (batch,) int32 on the device, of the sequences, `past` included.
+            length: rows of a sequence that are computed; padded ones among them.
+            past: positions that the cache has already.
+        """
+        model, config, batch = self.model, self.model.config, self.batch
+        width, heads, rows = config.n_embd, config.n_head, batch * length
+        x, normed, attended, hidden = (
+            part(array, slice(0, rows)) for array in (self._x, self._normed, self._attended, self._hidden)
+        )
+        by_batch = memory.reshaped(normed, (batch, length, width))
+        o = memory.reshaped(attended, (batch, length, heads, config.head_dim))
+        lse = memory.reshaped(part(self._lse, slice(0, rows * heads)), (batch, heads, length))
+        cache = memory.reshaped(self.cache, (*np.shape(self.cache)[:3], 3, heads, config.head_dim))
+        new = slice(past, past + length)
+        embed = make_embed(width, model.residual, False)[(-(-length // ROWS), batch), None, self.stream]
+        launches: list[Callable[[], Any]] = [
+            embed.bind(
+                tokens,
+                lengths,
+                model.wte,
+                model.wpe,
+                x,
+                self._picked,
+                np.uint32(past),
+                np.uint32(length),
+                np.int32(config.vocab_size),
+            )
+        ]
+        for i, layer in enumerate(model.layers):
+            qkv = part(self.cache, (i, slice(None), new))
+            q = part(cache, (i, slice(None), new, 0))
+            k, v = (part(cache, (i, slice(None), slice(0, past + length), j)) for j in (1, 2))
+            launches += [
+                self._layernorm(layer.ln_1, x, normed, rows),
+                self._matmul(layer.c_attn, by_batch, qkv),
+                bind_causal(q, k, v, o, lse, self.stream),
+                self._matmul(layer.c_proj, attended, x, accumulate=True),
+                self._layernorm(layer.ln_2, x, normed, rows),
+                self._matmul(layer.c_fc, normed, hidden, activation="gelu"),
+                self._matmul(layer.mlp_proj, hidden, x, accumulate=True),
+            ]
+        return [*launches, *self._choose(x, self._picked, lengths, 0)]
+
+    def head_launches(self, length: int, every: Any) -> list[Callable[[], Any]]:
+        """Launches that write the logits of all of the last prefill's rows, `length` a sequence, to `every`
+        (batch · length, vocabulary padded) bfloat16."""
+        rows = self.batch * length
+        x, normed = part(self._x, slice(0, rows)), part(self._normed, slice(0, rows))
+        head = functools.partial(matmul, normed, _turned(self.model.wte), out=every, stream=self.stream)
+        return [self._layernorm(self.model.ln_f, x, normed, rows), head]
+
+    def decode_launches(self) -> list[Callable[[], Any]]:
+        """Launches of one step: the token chosen last into each sequence, and the next chosen."""
+        model, config, batch = self.model, self.model.config, self.batch
+        heads, width = config.n_head, config.n_embd
+        x, attended, hidden = (part(array, slice(0, batch)) for array in (self._x, self._attended, self._hidden))
+        cache = memory.reshaped(self.cache, (*np.shape(self.cache)[:3], 3, heads, config.head_dim))
+        o = memory.reshaped(attended, (batch, heads, config.head_dim))
+        attend = make_decode(config.head_dim)[(heads, batch), None, self.stream]
+        embed = make_embed(width, model.residual, True)[(1, batch), None, self.stream]
+        launches: list[Callable[[], Any]] = [
+            embed.bind(
+                self.sequence,
+                self.lengths,
+                model.wte,
+                model.wpe,
+                x,
+                self._picked,
+                np.uint32(0),
+                np.uint32(1),
+                np.int32(config.vocab_size),
+            )
+        ]
+        for i, layer in enumerate(model.layers):
+            qkv = part(self.cache, i)
+            launches += [
+                self._few_rows(layer.c_attn, x, qkv, norm=layer.ln_1, at_length=True),
+                attend.bind(part(cache, i), self.lengths, o),
+                self._few_rows(layer.c_proj, attended, x, accumulate=True),
+                self._few_rows(layer.c_fc, x, hidden, norm=layer.ln_2, activation="gelu"),
+                self._few_rows(layer.mlp_proj, hidden, x, accumulate=True),
+            ]
+        return [*launches, *self._choose(x, self._each, self.lengths, 1)]
+
+    def _choose(self, x: Any, picked: Any, lengths: Any, grow: int) -> list[Callable[[], Any]]:
+        """Logits of the rows `picked`, and the likeliest token behind each sequence."""
+        head = Linear(self.model.wte, self.model.ln_f.bias)  # there is no bias; an argument has to stand there
+        argmax = gpt2_argmax[self.batch, None, self.stream]
+        return [
+            self._few_rows(head, x, self.logits, norm=self.model.ln_f, picked=picked, has_bias=False),
+            argmax.bind(self.logits, self.sequence, lengths, np.int32(self.model.config.vocab_size), np.uint32(grow)),
+        ]
+
+    def _layernorm(self, norm: Norm, x: Any, y: Any, rows: int) -> Callable[[], Any]:
+        config = self.model.config
+        kernel = make_layernorm(config.n_embd, config.layer_norm_epsilon, self.model.residual)
+        return kernel[-(-rows // ROWS), None, self.stream].bind(x, norm.weight, norm.bias, y, np.uint32(rows))
+
+    def _matmul(self, linear: Linear, x: Any, y: Any, **options: Any) -> Callable[[], Any]:
+        return functools.partial(
+            matmul, x, _turned(linear.weight), bias=linear.bias, out=y, stream=self.stream, **options
+        )
+
+    def _few_rows(
+        self, linear: Linear, x: Any, y: Any, *, norm: Norm | None = None, picked: Any = None, **options: Any
+    ) -> Callable[[], Any]:
+        columns, depth = linear.weight.shape
+        shape = Shape.of(columns, depth)
+        normalised = (self.model.config.layer_norm_epsilon, self.model.residual) if norm else None
+        kernel = make_linear(shape, rows_16=self.batch > 8, norm=normalised, **options)
+        gain, shift = (norm.weight, norm.bias) if norm else (linear.bias, linear.bias)
+        return kernel[grid(shape, columns, self.batch), None, self.stream].bind(
+            x,
+            linear.weight,
+            linear.bias,
+            y,
+            gain,
+            shift,
+            self._each if picked is None else picked,
+            self.lengths,
+            np.uint32(self.batch),
+        )
+
+
+def _turned(weight: Any) -> Any:
+    """A weight (N, K) as the matrix (K, N) that rows are multiplied by, as it lies."""
+    columns, depth = weight.shape
+    return memory.strided(weight, (depth, columns), (1, depth))
+
+
+def padded(
+    prompts: Sequence[Sequence[int]], config: Config, positions: int, longest: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as rows of an array, padded with zeros on the right, and their lengths, both int32.
+
+    Raises:
+        PromptError: none, an empty or too long one, or a token outside the vocabulary.
+    """
+    if not len(prompts):
+        raise PromptError("no prompts")
+    limit = min(positions, positions if longest is None else longest)
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    for i, length in enumerate(lengths):
+        if not 1 <= length <= limit:
+            raise PromptError(f"prompt {i} has {length} tokens; expected 1 to {limit}")
+    tokens = np.zeros((len(prompts), int(lengths.max())), np.int32)
+    for i, prompt in enumerate(prompts):
+        row = np.asarray(prompt)
+        if row.dtype.kind not in "iu" or row.min() < 0 or row.max() >= config.vocab_size:
+            raise PromptError(f"prompt {i}: tokens are integers from 0 to {config.vocab_size - 1} (vocab_size)")
+        tokens[i, : len(row)] = row
+    return tokens, lengths
+
+
+def unpadded(tokens: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
+    """Prompts out of an array padded on either side, given the attention mask (1 for a token) that goes with it.
+
+    Raises:
+        PromptError: the mask has gaps, or another shape.
+    """
+    tokens, mask = np.asarray(tokens), np.asarray(mask).astype(bool)
+    if tokens.shape != mask.shape or tokens.ndim != 2:
+        raise PromptError(f"tokens {tokens.shape}, mask {mask.shape}: both (batch, S) expected")
+    for i, row in enumerate(mask):
+        where = np.flatnonzero(row)
+        if len(where) and where[-1] - where[0] + 1 != len(where):
+            raise PromptError(f"mask {i} has gaps: padding stands in front of a prompt or behind it")
+    return [row[seen] for row, seen in zip(tokens, mask, strict=True)]

@@ -1,0 +1,127 @@
+"""What the model is compared and measured with: PyTorch, on the same weights.
+
+`transformers_model` is the definition. `TorchGpt2` is what one would write to be fast with PyTorch: no more operations
+than needed, scaled_dot_product_attention, a cache of fixed size, so that a decoding step can be captured into a graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .config import Config
+from .weights import Weights
+
+
+def transformers_model(weights: Weights, dtype: str = "float32") -> Any:
+    """transformers' GPT2LMHeadModel with these weights, on the current GPU.
+
+    Raises:
+        ImportError: torch or transformers is not installed.
+    """
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = weights.config
+    made = GPT2LMHeadModel(
+        GPT2Config(
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            n_embd=config.n_embd,
+            n_positions=config.n_positions,
+            vocab_size=config.vocab_size,
+            n_inner=config.n_inner,
+            layer_norm_epsilon=config.layer_norm_epsilon,
+            bos_token_id=config.eos_token_id,
+            eos_token_id=config.eos_token_id,
+            attn_implementation="sdpa",
+        )
+    )
+    state = {"wte.weight": weights.wte, "wpe.weight": weights.wpe}
+    for i, layer in enumerate(weights.layers):
+        for name, norm in (("ln_1", layer.ln_1), ("ln_2", layer.ln_2)):
+            state |= {f"h.{i}.{name}.weight": norm.weight, f"h.{i}.{name}.bias": norm.bias}
+        linears = {"attn.c_attn": layer.c_attn, "attn.c_proj": layer.c_proj}
+        linears |= {"mlp.c_fc": layer.c_fc, "mlp.c_proj": layer.mlp_proj}
+        for name, linear in linears.items():
+            state |= {f"h.{i}.{name}.weight": linear.weight.T, f"h.{i}.{name}.bias": linear.bias}
+    state |= {"ln_f.weight": weights.ln_f.weight, "ln_f.bias": weights.ln_f.bias}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()}
+    made.transformer.load_state_dict(tensors)
+    made.tie_weights()
+    return made.to(device="cuda", dtype=getattr(torch, dtype)).eval()
+
+
+class TorchGpt2:
+    """GPT-2 in bfloat16 with PyTorch's own operations: `prefill` and `step` on a cache of fixed size."""
+
+    def __init__(self, weights: Weights, batch: int, positions: int) -> None:
+        import torch
+
+        def tensor(array: np.ndarray) -> Any:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device="cuda", dtype=torch.bfloat16)
+
+        config: Config = weights.config
+        self.config, self.batch, self.positions = config, batch, positions
+        self.wte, self.wpe = tensor(weights.wte), tensor(weights.wpe)
+        self.layers = [
+            [tensor(x) for part in vars(layer).values() for x in (part.weight, part.bias)] for layer in weights.layers
+        ]
+        self.ln_f = tensor(weights.ln_f.weight), tensor(weights.ln_f.bias)
+        shape = (config.n_layer, 2, batch, config.n_head, positions, config.head_dim)
+        self.cache = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+        self.token = torch.zeros(batch, dtype=torch.long, device="cuda")
+        self.length = torch.zeros((), dtype=torch.long, device="cuda")
+
+    def prefill(self, tokens: Any, every: bool) -> Any:
+        """Logits of all positions of `tokens` (batch, S), or of the last; the cache is filled."""
+        import torch
+
+        length = tokens.shape[1]
+        x = self.wte[tokens] + self.wpe[:length]
+
+        def attend(i: int, q: Any, k: Any, v: Any) -> Any:
+            self.cache[i, 0, :, :, :length], self.cache[i, 1, :, :, :length] = k, v
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        x = self._layers(x, attend)
+        return self._head(x if every else x[:, -1])
+
+    def step(self) -> None:
+        """Take `token` at position `length`, and choose the next; every shape is fixed."""
+        import torch
+
+        x = (self.wte[self.token] + self.wpe[self.length])[:, None]
+        place = self.length.view(1)
+        seen = (torch.arange(self.positions, device="cuda") <= self.length).view(1, 1, 1, -1)
+
+        def attend(i: int, q: Any, k: Any, v: Any) -> Any:
+            self.cache[i, 0].index_copy_(2, place, k)
+            self.cache[i, 1].index_copy_(2, place, v)
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, self.cache[i, 0], self.cache[i, 1], attn_mask=seen
+            )
+
+        logits = self._head(self._layers(x, attend)[:, 0])
+        self.token.copy_(logits.argmax(-1))
+        self.length.add_(1)
+
+    def _layers(self, x: Any, attend: Any) -> Any:
+        from torch.nn import functional
+
+        width, epsilon = self.config.n_embd, self.config.layer_norm_epsilon
+        batch, length = x.shape[:2]
+        for i, (g1, s1, wa, ba, wp, bp, g2, s2, wf, bf, wm, bm) in enumerate(self.layers):
+            qkv = functional.linear(functional.layer_norm(x, (width,), g1, s1, epsilon), wa, ba)
+            q, k, v = qkv.view(batch, length, 3, self.config.n_head, -1).permute(2, 0, 3, 1, 4)
+            mixed = attend(i, q, k, v).transpose(1, 2).reshape(batch, length, width)
+            x = x + functional.linear(mixed, wp, bp)
+            hidden = functional.linear(functional.layer_norm(x, (width,), g2, s2, epsilon), wf, bf)
+            x = x + functional.linear(functional.gelu(hidden, approximate="tanh"), wm, bm)
+        return functional.layer_norm(x, (width,), *self.ln_f, epsilon)
+
+    def _head(self, x: Any) -> Any:
+        from torch.nn import functional
+
+        return functional.linear(x, self.wte)
