@@ -27,7 +27,11 @@ def on_gpu() -> bool:
 
 def upload(host: np.ndarray) -> Any:
     """A copy of a NumPy array, contiguous, where kernels run."""
-    return DeviceArray(np.ascontiguousarray(host)) if on_gpu() else np.array(host, order="C")
+    if not on_gpu():
+        return np.array(host, order="C")
+    array = DeviceArray(np.ascontiguousarray(host))
+    _landed()
+    return array
 
 
 def empty(shape: Sequence[int], dtype: object) -> Any:
@@ -84,3 +88,10 @@ def write(array: Any, host: np.ndarray, stream: int = 0) -> None:
         return
     driver.synchronize(stream)
     driver.copy_to_device(view.pointer, np.ascontiguousarray(np.broadcast_to(host, view.shape), view.dtype))
+    _landed()
+
+
+def _landed() -> None:
+    """Wait for copies of pageable memory: they return when the host's memory may change, which is earlier, and streams
+    that do not wait for the default stream would not wait for the rest."""
+    driver.synchronize(0)
