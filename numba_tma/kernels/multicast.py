@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
-from numba.cuda.types import float32, uint32, uint64
+from numba.cuda.types import float32, uint32
 
 from .. import ptx
 from ..arrays import view
