@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import arrays, driver, dtypes
-from ...arrays import ArrayView, DeviceView
+from ...arrays import ArrayView
 from ...device_array import DeviceArray
 from ...launch import backend
-from ...pitch import is_pitched
 from ...tensor_map import TensorMap
 from ..calls import current_stream, layout, new_like, pointer
 from ..gemm.choice import multiprocessors
+from .kv_cache import capacity_of, check_rows, seen, views_of, with_queries
 from .masks import UNBOUNDED
-from .operands import BOX, INPUTS, MAX_HEAD_DIM, Scores
+from .operands import BOX, MAX_HEAD_DIM, Scores
 from .split_kv import Cache, Tiling, make_split_kv
 
 MAX_QUERIES = 16
@@ -139,14 +139,18 @@ class Plan:
     def __init__(
         self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, page_table: Any, out: Any, lse: Any, options: Options
     ) -> None:
-        views = _views(q, k_cache, v_cache, lengths, page_table, out, lse)
+        rows = {"q": q} if out is None else {"q": q, "out": out}
+        views = views_of(
+            _CALLER, **rows, k_cache=k_cache, v_cache=v_cache, lengths=lengths, page_table=page_table, lse=lse
+        )
         self.extents = extents = _extents(views)
-        _check_rows(q, out)
+        check_rows(_CALLER, **rows)
         found = views["q"]
         self.new_output = functools.partial(new_like, found.shape, dtypes.lookup(found.dtype))
         self._host = found.host
-        self._one_query = len(found.shape) == 3
-        self._dtype = found.dtype
+        of_lse = views.get("lse")
+        # With a dimension for the queries of a sequence.
+        self._lse = ((*of_lse.shape, 1), (*of_lse.strides, 4)) if of_lse and len(of_lse.shape) == 2 else ()
         page_size = views["k_cache"].shape[1] if page_table is not None else 0
         scores = Scores.of(
             1 / math.sqrt(extents.head_dim) if options.scale is None else float(options.scale), float(options.soft_cap)
@@ -161,7 +165,7 @@ class Plan:
         )
         grid = (extents.row_tiles * extents.kv_heads, splits, extents.batch)
         self._on = lambda stream: kernel[grid, None, stream]
-        counts = (extents.sq, extents.capacity, views["k_cache"].shape[0], extents.row_tiles, splits)
+        counts = (extents.sq, extents.capacity, *views["k_cache"].shape[:2], extents.row_tiles, splits)
         self._scalars = (*map(np.uint32, counts), np.int32(max(window, 0)), scores.factor, scores.inner)
 
     def workspace(self) -> Workspace:
@@ -181,36 +185,20 @@ class Plan:
         stream: int,
     ) -> Callable[[], Any]:
         """A launch for arrays where they are now; it keeps the workspace alive, not the arrays."""
-        maps = (TensorMap(_seen(x), self._box, swizzle="128B", store=False) for x in (k_cache, v_cache))
+        maps = (TensorMap(seen(x), self._box, swizzle="128B", store=False) for x in (k_cache, v_cache))
         return self._on(stream).bind(
-            self._rows(q),
+            with_queries(q),
             *maps,
-            self._rows(out),
-            self._with_queries(workspace.lse if lse is None else lse, (4,)),
-            _seen(lengths),
-            np.uint32(0) if page_table is None else _seen(page_table),
+            with_queries(out),
+            seen(workspace.lse if lse is None else lse, *self._lse),
+            seen(lengths),
+            np.uint32(0) if page_table is None else seen(page_table),
             workspace.partial,
             workspace.largest,
             workspace.totals,
             workspace.counters,
             *self._scalars,
         )
-
-    def _rows(self, array: Any) -> Any:
-        """q or out, with a dimension for the queries of a sequence."""
-        if not self._one_query:
-            return _seen(array)
-        view = arrays.view(array)
-        batch, heads, columns = view.shape
-        step, *steps = view.strides
-        return _seen(array, (batch, 1, heads, columns), (step, 16, *steps))
-
-    def _with_queries(self, lse: Any, last: tuple[int, ...]) -> Any:
-        """lse, with a dimension for the queries of a sequence."""
-        view = arrays.view(lse)
-        if len(view.shape) == 3:
-            return _seen(lse)
-        return _seen(lse, (*view.shape, 1), (*view.strides, *last))
 
 
 _plans: dict[tuple, tuple[Plan, dict[tuple, Callable[[], Any]], dict[int, Workspace]]] = {}
@@ -340,28 +328,9 @@ def _refuse_capture(q: Any, stream: int) -> None:
         )
 
 
-def _views(
-    q: Any, k_cache: Any, v_cache: Any, lengths: Any, page_table: Any, out: Any, lse: Any
-) -> dict[str, ArrayView]:
-    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "lengths": lengths}
-    given |= {name: x for name, x in (("page_table", page_table), ("out", out), ("lse", lse)) if x is not None}
-    views = {}
-    for name, array in given.items():
-        found = views[name] = arrays.view(array)
-        if found is None:
-            raise TypeError(f"{_CALLER}: {name} is a {type(array).__name__}; an array is expected")
-        if name != "lengths" and found.shape[-1:] > (1,) and found.strides[-1] != found.dtype.itemsize:
-            raise ValueError(
-                f"{_CALLER}: {name} has strides of {found.strides} B; its last dimension must be contiguous: copy it"
-            )
-        if found.host != views["q"].host:
-            raise ValueError(f"{_CALLER}: {name} and q must lie in the same memory, a GPU's or the host's")
-    return views
-
-
 def _extents(views: dict[str, ArrayView]) -> Extents:
     """The extents, which all arrays agree on."""
-    q, k, v, lengths = (views[name] for name in ("q", "k_cache", "v_cache", "lengths"))
+    q, k = views["q"], views["k_cache"]
     if len(q.shape) not in (3, 4) or 0 in q.shape:
         raise ValueError(f"{_CALLER}: q has the shape {q.shape}; (B, Hq, D) or (B, Sq, Hq, D) expected, none of them 0")
     batch, *queries, heads, head_dim = q.shape
@@ -373,34 +342,10 @@ def _extents(views: dict[str, ArrayView]) -> Extents:
             f"{_CALLER}: head_dim {head_dim}; a multiple of 8 expected, {MAX_HEAD_DIM} at most: pad q and the cache "
             f"with zeros (and give `scale`)"
         )
-    if len(k.shape) != 4 or k.shape != v.shape or k.shape[3] != head_dim or 0 in k.shape:
-        raise ValueError(
-            f"{_CALLER}: q {q.shape}, k_cache {k.shape}, v_cache {v.shape}; the caches must be (B, capacity, Hkv, D), "
-            f"or (pages, page_size, Hkv, D) with a page table"
-        )
+    capacity = capacity_of(_CALLER, views, batch, head_dim, q.dtype)
     kv_heads = k.shape[2]
     if heads % kv_heads:
         raise ValueError(f"{_CALLER}: {heads} heads of queries, {kv_heads} of keys: each serves equally many of those")
-    if q.dtype.name not in INPUTS or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise ValueError(
-            f"{_CALLER}: q is {q.dtype}, k_cache {k.dtype}, v_cache {v.dtype}; all float16 or all bfloat16 expected"
-        )
-    if lengths.shape != (batch,) or lengths.dtype != np.int32:
-        raise ValueError(f"{_CALLER}: lengths is {lengths.dtype} {lengths.shape}; int32 of shape ({batch},) expected")
-    table = views.get("page_table")
-    if table is None:
-        capacity = k.shape[1]
-        if k.shape[0] != batch:
-            raise ValueError(
-                f"{_CALLER}: {batch} sequences of queries, {k.shape[0]} in the cache; for pages, give the table"
-            )
-    else:
-        if len(table.shape) != 2 or table.shape[0] != batch or table.dtype != np.int32 or 0 in table.shape:
-            raise ValueError(
-                f"{_CALLER}: page_table is {table.dtype} {table.shape}; int32 of shape ({batch}, most pages of a "
-                f"sequence) expected"
-            )
-        capacity = table.shape[1] * k.shape[1]
     out, lse = views.get("out"), views.get("lse")
     if out is not None and (out.shape != q.shape or out.dtype != q.dtype):
         raise ValueError(f"{_CALLER}: out is {out.dtype} {out.shape}; {q.dtype} of shape {q.shape} expected")
@@ -408,15 +353,6 @@ def _extents(views: dict[str, ArrayView]) -> Extents:
     if lse is not None and (lse.shape != wanted or lse.dtype != np.float32):
         raise ValueError(f"{_CALLER}: lse is {lse.dtype} {lse.shape}; float32 of shape {wanted} expected")
     return Extents(batch, sq, heads, kv_heads, head_dim, capacity)
-
-
-def _check_rows(q: Any, out: Any) -> None:
-    for name, array in (("q", q), ("out", out)):
-        if array is not None and not is_pitched(array):
-            raise ValueError(
-                f"{_CALLER}: {name} has strides of {arrays.view(array).strides} B; its rows must begin at multiples of "
-                f"16 bytes: copy it"
-            )
 
 
 def _splits(options: Options, extents: Extents, tiling: Tiling) -> int:
@@ -433,12 +369,3 @@ def _window(window: int) -> int:
             f"{_CALLER}: window {window!r}; expected the number of keys before its own that a query sees, or -1 for all"
         )
     return int(window)
-
-
-def _seen(array: Any, shape: tuple[int, ...] | None = None, strides: tuple[int, ...] | None = None) -> Any:
-    """An array's memory, under another shape if one is given; of a GPU's the address alone."""
-    view = arrays.view(array)
-    shape, strides = shape or view.shape, strides or view.strides
-    if view.host:
-        return arrays.reinterpret(array, view.dtype, shape, strides)
-    return DeviceView(None, view.pointer, shape, strides, view.dtype)

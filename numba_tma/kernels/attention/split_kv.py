@@ -143,46 +143,46 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Cache:
-    """What a kernel knows of the cache: rows that one copy takes, and keys of a page, 0 if there are none."""
+    """What a kernel knows of the cache: rows that one copy takes, and whether it is in pages."""
 
     box_rows: int
-    page_size: int
+    paged: bool
 
     @staticmethod
     def of(keys: int, page_size: int) -> Cache:
-        """For tiles of so many keys.
+        """For tiles of so many keys, and pages of as many, or of 0 where there are none.
 
         Raises:
             ValueError: pages that are no multiple of 8 keys, a swizzle's pattern.
         """
         if page_size % 8:
             raise ValueError(f"pages of {page_size} keys: a multiple of 8 expected, the rows of a swizzle's pattern")
-        return Cache(gcd(keys, page_size) if page_size else keys, page_size)
+        return Cache(gcd(keys, page_size), page_size > 0)
 
 
 def _make_fetch(smem: Shared, tiling: Tiling, cache: Cache) -> tuple[Callable, Callable]:
     """The device functions that find a tile and fetch it:
 
-    look_up(page_table, batch, pages, tile, end, length): pages of a tile, one a lane, which are outside the tensor
-    where the sequence has ended. Without pages it is the sequence.
-    fetch(kv_map, slot, tile, kv_head, page): a tile of K or V, by lane 0.
+    look_up(page_table, batch, pages, page_size, tile, end, length): pages of a tile, one a lane, which are outside the
+    tensor where the sequence has ended. Without pages it is the sequence.
+    fetch(kv_map, slot, tile, page_size, kv_head, page): a tile of K or V, by lane 0.
     """
     keys, boxes = tiling.keys, tiling.boxes
-    box_rows, page_size, parts = cache.box_rows, cache.page_size, keys // cache.box_rows
+    box_rows, paged, parts = cache.box_rows, cache.paged, keys // cache.box_rows
     nbytes, box_bytes = boxes * keys * _ROW_BYTES, cache.box_rows * _ROW_BYTES
 
     @cuda.jit(device=True, forceinline=True)
-    def look_up(page_table, batch, pages, tile, end, length):
-        if not page_size:
+    def look_up(page_table, batch, pages, page_size, tile, end, length):
+        if not paged:
             return int32(batch)
         page = int32(pages)
         row = uint32(tile * uint32(keys) + uint32(cuda.threadIdx.x) % uint32(32) * uint32(box_rows))
         if tile < end and uint32(cuda.threadIdx.x) % uint32(32) < uint32(parts) and row < length:
-            page = page_table[batch, uint32(row // uint32(page_size))]
+            page = page_table[batch, uint32(row // page_size)]
         return page
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch(kv_map, slot, tile, kv_head, page):
+    def fetch(kv_map, slot, tile, page_size, kv_head, page):
         leader = uint32(cuda.threadIdx.x) % uint32(32) == 0
         bar = smem.full[slot]
         if leader:
@@ -191,8 +191,8 @@ def _make_fetch(smem: Shared, tiling: Tiling, cache: Cache) -> tuple[Callable, C
             unroll()
             row = uint32(tile * uint32(keys) + uint32(part * box_rows))
             of_part = page
-            if page_size:
-                row = uint32(row % uint32(page_size))
+            if paged:
+                row = uint32(row % page_size)
                 of_part = cuda.shfl_sync(0xFFFFFFFF, page, part)
             if leader:
                 for box in range(boxes):
@@ -298,7 +298,7 @@ def make_split_kv(
     dtype: str, windowed: bool, several: bool, soft_cap: bool, group: int, cache: Cache, tiling: Tiling
 ) -> Kernel:
     """Make the kernel, attention_split_kv(q, k_map, v_map, out, lse, lengths, page_table, partial,
-    largest_parts, total_parts, counters, sq, capacity, pages, row_tiles, splits, window, factor, inner).
+    largest_parts, total_parts, counters, sq, capacity, pages, page_size, row_tiles, splits, window, factor, inner).
 
     Args:
         dtype: of q, K, V and the result.
@@ -413,6 +413,7 @@ def make_split_kv(
         sq,
         capacity,
         pages,
+        page_size,
         row_tiles,
         splits,
         window,
@@ -453,14 +454,14 @@ def make_split_kv(
                 ptx.mbarrier_init(smem.full[uint32(ring_start + uint32(i))], 1)
             ptx.fence_mbarrier_init()
         cuda.syncwarp()
-        page = look_up(page_table, batch, pages, ahead, end, length)
+        page = look_up(page_table, batch, pages, page_size, ahead, end, length)
         for stage in range(stages):
             if ahead < end:
                 slot = uint32(ring_start + uint32(2 * stage))
-                fetch(k_map, slot, ahead, kv_head, page)
-                fetch(v_map, uint32(slot + uint32(1)), ahead, kv_head, page)
+                fetch(k_map, slot, ahead, page_size, kv_head, page)
+                fetch(v_map, uint32(slot + uint32(1)), ahead, page_size, kv_head, page)
             ahead = uint32(ahead + uint32(warps))
-            page = look_up(page_table, batch, pages, ahead, end, length)
+            page = look_up(page_table, batch, pages, page_size, ahead, end, length)
         load_q(q, batch, kv_head, first_row, all_rows)
         for i in range(thread_rows):
             unroll()
@@ -479,12 +480,12 @@ def make_split_kv(
             k_slot = uint32(ring_start + uint32(2) * stage)
             v_slot = uint32(k_slot + uint32(1))
             full = first_full <= tile and tile < end_full
-            next_page = look_up(page_table, batch, pages, uint32(ahead + uint32(warps)), end, length)
+            next_page = look_up(page_table, batch, pages, page_size, uint32(ahead + uint32(warps)), end, length)
             mbarrier_wait(smem.full[k_slot], phase)
             scores(s, a, k_slot)
             release()
             if ahead < end:
-                fetch(k_map, k_slot, ahead, kv_head, page)
+                fetch(k_map, k_slot, ahead, page_size, kv_head, page)
             if soft_cap:
                 cap(s, inner)
             if not full:
@@ -506,7 +507,7 @@ def make_split_kv(
             add_weighted(o, s, v_slot)
             release()
             if ahead < end:
-                fetch(v_map, v_slot, ahead, kv_head, page)
+                fetch(v_map, v_slot, ahead, page_size, kv_head, page)
             page = next_page
             tile, ahead = uint32(tile + uint32(warps)), uint32(ahead + uint32(warps))
             use = uint32(use + uint32(1))

@@ -1,0 +1,293 @@
+"""Decoding: right and free of hazards for any lengths, pages and splits, and nothing read that is not a sequence's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from numba_tma import sim
+from numba_tma.device_array import DeviceArray
+from numba_tma.kernels.attention import decode as decoding
+from numba_tma.kernels.attention.decode import Extents, bind_decode, decode, splits_for, tiling_for
+from numba_tma.kernels.attention.kv_cache import append
+from numba_tma.kernels.attention.ladder import reference
+from numba_tma.kernels.attention.split_kv import Cache, Tiling
+from numba_tma.launch import recording, use_backend
+
+pytestmark = pytest.mark.filterwarnings("error::numba_tma.launch.HazardWarning")
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT16 = np.dtype(np.float16)
+ROUNDING = {FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
+NO_PAGE = np.iinfo(np.int32).max
+
+
+class Made(NamedTuple):
+    """Arrays of a call, outputs full of NaN, and the keys and values of each sequence by themselves."""
+
+    q: np.ndarray
+    k_cache: np.ndarray
+    v_cache: np.ndarray
+    lengths: np.ndarray
+    page_table: np.ndarray | None
+    out: np.ndarray
+    lse: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+
+
+def made(rng, batch, sq, heads, kv_heads, head_dim, capacity, dtype=FLOAT16, page_size=0):
+    """The cache is NaN where no sequence is; sequences are empty, of one key, full, or of any length."""
+    q = (2 * rng.standard_normal((batch, sq, heads, head_dim))).astype(dtype)
+    keys, values = (rng.standard_normal((batch, capacity, kv_heads, head_dim)).astype(dtype) for _ in range(2))
+    lengths = rng.integers(0, capacity + 1, batch).astype(np.int32)
+    special = rng.permutation([0, 1, capacity])[:batch]
+    lengths[: special.size] = special
+    k_cache, v_cache = keys.copy(), values.copy()
+    for b, length in enumerate(lengths):
+        k_cache[b, length:] = v_cache[b, length:] = np.nan
+    table = None
+    if page_size:
+        k_cache, v_cache, table = paged(rng, k_cache, v_cache, lengths, page_size)
+    out = np.full(q.shape, np.nan, dtype)
+    lse = np.full((batch, heads, sq), np.nan, np.float32)
+    return Made(q, k_cache, v_cache, lengths, table, out, lse, keys, values)
+
+
+def paged(rng, k_cache, v_cache, lengths, page_size):
+    """The same in pages anywhere; entries of the table behind a sequence's end name no page."""
+    batch, capacity, *row = k_cache.shape
+    most = -(-capacity // page_size)
+    pages = rng.permutation(batch * most + 3)
+    table = np.full((batch, most), NO_PAGE, np.int32)
+    caches = [np.full((pages.size, page_size, *row), np.nan, k_cache.dtype) for _ in range(2)]
+    for b, length in enumerate(lengths):
+        for i in range(-(-int(length) // page_size)):
+            page = table[b, i] = pages[b * most + i]
+            for cache, source in zip(caches, (k_cache, v_cache), strict=True):
+                part = source[b, i * page_size : (i + 1) * page_size]
+                cache[page, : len(part)] = part
+    return *caches, table
+
+
+def check(given, *, window=-1, soft_cap=0.0, scale=None):
+    bound = 2 * ROUNDING[given.q.dtype] * float(np.abs(given.values.astype(np.float64)).max())
+    for b, length in enumerate(given.lengths):
+        if length == 0:
+            assert not given.out[b].any() and np.isneginf(given.lse[b]).all()
+            continue
+        k, v = given.keys[b : b + 1, :length], given.values[b : b + 1, :length]
+        o, lse = reference(given.q[b : b + 1], k, v, causal=True, window=(window, -1), soft_cap=soft_cap, scale=scale)
+        what = f"sequence {b} of {length} keys"
+        np.testing.assert_allclose(given.out[b].astype(np.float64), o[0], rtol=0, atol=bound, err_msg=what)
+        np.testing.assert_allclose(given.lse[b], lse[0], rtol=1e-5, atol=1e-4, err_msg=what)
+
+
+def run(given, **options) -> Any:
+    return bind_decode(*given[:4], given.out, given.lse, page_table=given.page_table, **options)()
+
+
+# Extents but for the batch (Sq, Hq, Hkv, D), type, page sizes, what is asked, and how the kernel is cut.
+CASES = {
+    "contiguous": ((1, 4, 2, 64), FLOAT16, (0,), {}, {}),
+    "pages of half a tile, a window, several queries": (
+        *((3, 8, 1, 72), BFLOAT16, (16,), {"window": 37, "soft_cap": 3.0}),
+        {"keys": 32, "warps": 2, "stages": 2},
+    ),
+    "pages of several tiles": (
+        (1, 2, 2, 128),
+        FLOAT16,
+        (64, 128, 16),
+        {"scale": 0.2},
+        {"keys": 16, "warps": 4, "stages": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_and_hazards(name, rng, seed):
+    """Any number of splits, some of them with nothing to do, in other orders of copies, warps and blocks each time."""
+    (sq, heads, kv_heads, head_dim), dtype, page_sizes, asked, cut = CASES[name]
+    schedules = rng.choice(sim.schedules(3, seed), 3, replace=False)
+    for splits, schedule in zip(rng.permutation(4)[:3] + 1, schedules, strict=True):
+        capacity = int(rng.integers(100, 400))
+        given = made(rng, 3, sq, heads, kv_heads, head_dim, capacity, dtype, int(rng.choice(page_sizes)))
+        with use_backend("sim", **schedule):
+            report = run(given, splits=int(splits), **asked, **cut)
+        assert not report.hazards
+        check(given, **asked)
+
+
+def test_more_rows_than_a_tile_has(rng, in_simulator):
+    """16 queries of 5 heads are 80 rows of D 256: five tiles of 16, and Q is read from shared memory each time."""
+    given = made(rng, 2, 16, 5, 1, 256, 50)
+    run(given, splits=2, keys=16, warps=1, stages=2)
+    check(given)
+
+
+def test_the_call_keeps_plans_and_workspaces(rng, in_simulator, monkeypatch):
+    """Twice with arrays in other places: one plan, one workspace; three dimensions, no lse, a new output."""
+    monkeypatch.setattr(decoding, "_plans", {})
+    for _ in range(2):
+        given = made(rng, 3, 1, 4, 2, 64, 150)
+        out = decode(given.q[:, 0], *given[1:4], splits=3)
+        assert out.shape == (3, 4, 64) and out.dtype == FLOAT16
+        lse = given.lse[:, :, 0]
+        decode(given.q[:, 0], *given[1:4], splits=3, out=given.out[:, 0], lse=lse)
+        check(given)
+        np.testing.assert_array_equal(out, given.out[:, 0])
+    assert len(decoding._plans) == 2
+    for _, places, workspaces in decoding._plans.values():
+        assert len(places) == 2 and len(workspaces) == 1
+        assert not next(iter(workspaces.values())).counters.any()
+
+
+def test_views_of_a_cache_with_heads_in_front(rng, in_simulator):
+    given = made(rng, 2, 1, 4, 2, 64, 70)
+    caches = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in given[1:3]]
+    decode(given.q, *caches, given.lengths, out=given.out, lse=given.lse)
+    check(given)
+
+
+@pytest.mark.parametrize("page_size", [0, 24])
+def test_append(page_size, rng, in_simulator):
+    """Keys before the first and behind the last place are left out; all else stays as it was."""
+    capacity, new = 60, 3
+    given = made(rng, 4, 1, 2, 2, 40, capacity, BFLOAT16, page_size)
+    lengths = np.array([new, 1, 50, capacity + 1], np.int32)
+    k, v = (rng.standard_normal((4, new, 2, 40)).astype(BFLOAT16) for _ in range(2))
+    caches = [np.zeros_like(x) for x in given[1:3]]
+    table = None
+    if page_size:
+        table = (
+            rng.permutation(len(caches[0]))[: given.page_table.size].reshape(given.page_table.shape).astype(np.int32)
+        )
+    append(k, v, *caches, lengths, page_table=table)
+    for cache, source in zip(caches, (k, v), strict=True):
+        expected = np.zeros_like(cache)
+        for b, length in enumerate(lengths):
+            for i in range(new):
+                at = length - new + i
+                if 0 <= at < (table.shape[1] * page_size if page_size else capacity):
+                    place = (table[b, at // page_size], at % page_size) if page_size else (b, at)
+                    expected[place] = source[b, i]
+        np.testing.assert_array_equal(cache, expected)
+
+
+def test_the_code_is_what_it_should_be(rng):
+    given = made(rng, 2, 1, 8, 2, 128, 256, BFLOAT16, 64)
+    with recording() as recorded:
+        run(given)
+    code = recorded.launches[0].compiled
+    resources = code.resources
+    assert resources.spill_store_bytes == resources.spill_load_bytes == resources.stack_bytes == 0
+    # Two blocks of an SM have 256 threads.
+    assert resources.registers <= 255
+    found = re.findall(r"\b(HMMA|UTMALDG|LDSM|LDL|STL)\b", code.sass)
+    assert found.count("HMMA") == 2 * 2 * 8 and not {"LDL", "STL"} & set(found)
+    assert found.count("UTMALDG") >= 4
+
+
+def test_tilings_and_splits():
+    small, long = Extents(8, 1, 12, 12, 64, 1024), Extents(1, 1, 32, 8, 128, 65536)
+    assert small.group == 1 and long.group == 4 and small.rows == long.rows == 16
+    assert Extents(1, 16, 32, 8, 128, 10).rows == 32 and Extents(1, 16, 32, 8, 128, 10).row_tiles == 2
+    assert Extents(1, 16, 32, 8, 256, 10).rows == 16 and Extents(1, 16, 32, 8, 256, 10).row_tiles == 4
+    for extents in (small, long):
+        splits = splits_for(extents, tiling_for(extents), 132)
+        assert 132 <= splits * extents.batch * extents.kv_heads <= 2 * 132
+    many = Extents(64, 1, 32, 8, 128, 8192)
+    assert splits_for(many, tiling_for(many), 132) == 1
+    assert Cache.of(32, 16) == Cache(16, True) and Cache.of(16, 24) == Cache(8, True)
+    assert Cache.of(64, 0) == Cache(64, False)
+
+
+def test_what_does_not_fit_is_named(rng):
+    given = made(rng, 2, 1, 4, 2, 64, 32, FLOAT16, 16)
+    q, k, v, lengths, table, out, lse = given[:7]
+    shifted = np.zeros(q.size + 1, np.float16)[1:].reshape(q.shape)
+    for arrays, options, error, message in (
+        ((q, k, v, [1, 2]), {}, TypeError, "decode: list is not an array"),
+        ((q, k, v, lengths), {}, ValueError, "2 sequences, and 7 in the cache; if these are pages"),
+        ((q, k, v, lengths.astype(np.int64)), {"page_table": table}, ValueError, "lengths is int64"),
+        ((q, k, v, lengths), {"page_table": table[:1]}, ValueError, "page_table is int32"),
+        ((q, k, v[:, :8], lengths), {"page_table": table}, ValueError, "v_cache"),
+        ((q, k[:, :9], v[:, :9], lengths), {"page_table": table}, ValueError, "pages of 9 keys: a multiple of 8"),
+        ((q[:, :, :3], k, v, lengths), {"page_table": table}, ValueError, "3 heads of queries, 2 of keys"),
+        ((q.astype(BFLOAT16), k, v, lengths), {"page_table": table}, ValueError, "all float16 or all bfloat16"),
+        ((np.repeat(q, 17, 1), k, v, lengths), {"page_table": table}, ValueError, "17 queries a sequence; at most 16"),
+        ((q[0, 0], k, v, lengths), {"page_table": table}, ValueError, r"\(B, Hq, D\) or"),
+        ((shifted, k, v, lengths), {"page_table": table}, ValueError, "multiples of 16 bytes"),
+        ((q, k, v, lengths), {"page_table": table, "window": -2}, ValueError, "window -2"),
+        ((q, k, v, lengths), {"page_table": table, "splits": 0}, ValueError, "splits 0"),
+        ((q, k, v, lengths), {"page_table": table, "out": out[:1]}, ValueError, "out is float16"),
+        ((q, k, v, lengths), {"page_table": table, "lse": lse[:, :1]}, ValueError, "lse is float32"),
+    ):
+        with pytest.raises(error, match=message):
+            decode(*arrays, **options)
+    for cut, message in (
+        ((60, 16, 16, 2, 2), "head_dim 60"),
+        ((64, 48, 16, 2, 2), "48 rows"),
+        ((64, 16, 24, 2, 2), "24 keys"),
+        ((64, 16, 16, 3, 2), "3 warps"),
+        ((64, 16, 16, 2, 0), "stages 0"),
+        ((128, 32, 16, 2, 1), "must have room for O"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Tiling(*cut)
+    with pytest.raises(ValueError, match="append: k is .* heads and columns"):
+        append(q[:, :, :1], q[:, :, :1], k, v, lengths, page_table=table)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [0, 16, 64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_right_on_the_gpu(page_size, head_dim, rng):
+    dtype = (FLOAT16, BFLOAT16)[int(rng.integers(2))]
+    sq, group = int(rng.integers(1, 5)), int(rng.choice([1, 2, 8]))
+    for splits in (None, 1, 5):
+        given = made(rng, 4, sq, 2 * group, 2, head_dim, int(rng.integers(1000, 3000)), dtype, page_size)
+        moved = given._replace(
+            **{n: DeviceArray(x) for n, x in given._asdict().items() if x is not None and n not in ("keys", "values")}
+        )
+        decode(*moved[:4], page_table=moved.page_table, splits=splits, out=moved.out, lse=moved.lse)
+        check(given._replace(out=moved.out.to_host(), lse=moved.lse.to_host()))
+
+
+@pytest.mark.gpu
+def test_replayed_as_sequences_grow(rng):
+    """A graph captured once goes on to be right when keys are appended and the lengths change on the GPU."""
+    torch = pytest.importorskip("torch")
+    batch, heads, head_dim, capacity = 3, 4, 64, 700
+    q, new_k, new_v = (torch.randn(batch, heads, head_dim, device="cuda", dtype=torch.float16) for _ in range(3))
+    caches = [torch.zeros(batch, capacity, heads, head_dim, device="cuda", dtype=torch.float16) for _ in range(2)]
+    lengths, out = torch.full((batch,), 640, dtype=torch.int32, device="cuda"), torch.empty_like(q)
+    for cache in caches:
+        cache[:, :640] = torch.randn_like(cache[:, :640])
+
+    def step():
+        lengths.add_(1)
+        append(new_k, new_v, *caches, lengths)
+        decode(q, *caches, lengths, out=out)
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    for i in range(1, 4):
+        for x in (q, new_k, new_v):
+            x.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+        n = 641 + i
+        assert lengths.tolist() == [n] * batch
+        k, v = (cache[:, :n].cpu().numpy() for cache in caches)
+        np.testing.assert_array_equal(k[:, -1], new_k.cpu().numpy())
+        o, _ = reference(q[:, None].cpu().numpy(), k, v)
+        np.testing.assert_allclose(out.cpu().numpy(), o[:, 0], rtol=0, atol=2.0**-10 * np.abs(v).max())
