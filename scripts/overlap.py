@@ -50,10 +50,10 @@ class Session:
         self.found: dict[str, Any] = {"circumstances": suite.circumstances()}
         if on_model:
             # A simulated batch is small: its copies are given the time that 64 MiB take.
-            scale = nbytes / (64 << 20)
-            compute = 1e-3 * options.compute if options.compute is not None else (64 << 20) / (options.h2d * 1e9)
+            standing = 64 << 20
+            compute = 1e-3 * options.compute if options.compute is not None else standing / (options.h2d * 1e9)
             self.model: Model | None = Model(
-                options.h2d * 1e9 * scale, options.d2h * 1e9 * scale, 55e9 * scale, 20e9 * scale, 0.0, compute
+                h2d=options.h2d * 1e9, d2h=options.d2h * 1e9, compute=compute, scale=standing / nbytes
             )
             self.words, self.rounds = nbytes // 4, 8
             print(f"no GPU is used; all times are of a {self.model.words()}, never measured\n")

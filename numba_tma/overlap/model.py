@@ -37,6 +37,8 @@ class Model:
         latency: seconds that a copy takes besides.
         compute: seconds that computing one batch takes, or a function of the inputs that gives them.
         prepare: seconds that the host takes to prepare one batch.
+        scale: how many bytes a byte of the arrays stands for. What the simulator can compute is small beside what is
+            worth copying.
     """
 
     h2d: float = 50e9
@@ -46,11 +48,14 @@ class Model:
     latency: float = 2e-6
     compute: float | Callable[[Mapping[str, np.ndarray]], float] = 1e-3
     prepare: float = 0.0
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("h2d", "d2h", "alone", "pageable"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Model: {name} {getattr(self, name)!r}; expected bytes a second, more than 0")
+        if not self.scale > 0:
+            raise ValueError(f"Model: scale {self.scale!r}; expected more than 0")
         for name in ("latency", "compute", "prepare"):
             value = getattr(self, name)
             if not callable(value) and not value >= 0:
@@ -58,12 +63,17 @@ class Model:
 
     def words(self) -> str:
         """The assumptions in a line."""
-        compute = "as given" if callable(self.compute) else f"{self.compute * 1e3:g} ms"
+        compute = "as given" if callable(self.compute) else f"{self.compute * 1e3:.4g} ms"
         return (
             f"model: H2D {self.h2d / 1e9:g} GB/s and D2H {self.d2h / 1e9:g} GB/s with both busy, "
             f"{self.alone / 1e9:g} alone, {self.pageable / 1e9:g} pageable, {self.latency * 1e6:g} µs a copy, "
             f"computing {compute}, preparing {self.prepare * 1e3:g} ms"
+            + (f", a byte for {self.scale:g}" if self.scale != 1 else "")
         )
+
+    def copy_seconds(self, nbytes: int, rate: float) -> float:
+        """What a copy of arrays of `nbytes` takes."""
+        return self.latency + nbytes * self.scale / rate
 
 
 @dataclass
@@ -227,8 +237,7 @@ class ModelEngines:
         return function
 
     def _copy(self, engine: str, target: np.ndarray, source: np.ndarray, stream: ModelStream) -> None:
-        model, taken = self.model, []
-        rate = self.rate(engine)
+        taken: list[np.ndarray] = []
 
         def begin() -> None:
             taken.append(source.copy())
@@ -236,7 +245,7 @@ class ModelEngines:
         def end() -> None:
             target[...] = taken[0]
 
-        done = self._enqueue(engine, stream, model.latency + source.nbytes / rate, begin, end)
+        done = self._enqueue(engine, stream, self.model.copy_seconds(source.nbytes, self.rate(engine)), begin, end)
         if not self._pinned:
             self._until(done)
 

@@ -42,6 +42,9 @@ class BatchError(RuntimeError):
         self.batch, self.stage = batch, stage
         self.__cause__ = cause
 
+    def __reduce__(self) -> tuple:
+        return BatchError, (self.batch, self.stage, self.__cause__)
+
 
 class SlotsHeldError(RuntimeError):
     """Every slot is held by results that the caller has not let go of, so no batch can go on."""

@@ -112,7 +112,7 @@ def stages_alone(pipeline: Pipeline, batch: Any) -> Alone:
             model = engines.model
             compute = model.compute(rehearsal.inputs) if callable(model.compute) else model.compute
             copies = [
-                sum(model.latency + spec.nbytes / rate for spec in arrays.values())
+                sum(model.copy_seconds(spec.nbytes, rate) for spec in arrays.values())
                 for arrays, rate in ((pipeline.inputs, model.h2d), (pipeline.outputs, model.d2h))
             ]
             return Alone(copies[0], compute, copies[1], model.prepare)
