@@ -70,9 +70,11 @@ class GpuEngines:
 
     def adopt(self, stream: Any) -> Any:
         """Somebody else's stream (PyTorch's, CuPy's, Numba's, a handle), which has to outlive the pipeline."""
-        from cuda.core import Stream
+        from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Stream
 
-        return Stream.from_handle(driver.stream_handle(stream))
+        handle = driver.stream_handle(stream)
+        named = {0: LEGACY_DEFAULT_STREAM, 1: LEGACY_DEFAULT_STREAM, 2: PER_THREAD_DEFAULT_STREAM}
+        return named[handle] if handle in named else Stream.from_handle(handle)
 
     def close_stream(self, stream: Any) -> None:
         """Give a stream of `stream` back."""
@@ -128,8 +130,15 @@ class GpuEngines:
         return pinned_array(self._pinned, shape, dtype)
 
     def device_array(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-        """Device memory, not initialised."""
-        return DeviceArray.empty(shape, dtype)
+        """Zeroed device memory: a graph is captured before any batch has come, and zeros are valid as indices."""
+        from cuda.bindings import driver as cu
+
+        made = DeviceArray.empty(shape, dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes:
+            check(cu.cuMemsetD8(made.pointer, 0, nbytes), "cuMemsetD8")
+            driver.synchronize()  # our streams do not wait for the default stream
+        return made
 
     def is_pinned(self, array: np.ndarray) -> bool:
         """Whether a host array lies in page-locked memory, whoever locked it."""

@@ -134,7 +134,7 @@ class Pipeline:
         prepare: `prepare(batch, buffers)` writes a batch into `buffers`, a dict of host arrays by input's name, in
             place of copying arrays into them.
         graph: capture what `compute` enqueues for a slot into a CUDA graph once, and launch that. `compute` is then
-            called twice a slot, before the first batch, and has to enqueue the same work each time.
+            called twice a slot, before the first batch, on inputs of zeros, and has to enqueue the same work each time.
         streams: the streams to use, PyTorch's, CuPy's, Numba's, cuda.core's or handles: as many as the mode has (for
             "three_streams" copies in, computing, copies out). They stay yours. `compute` gets yours back, else a
             cuda.core stream.
