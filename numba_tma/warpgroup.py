@@ -18,22 +18,23 @@ from . import dtypes, ptx
 ROW_BYTES = 128
 _PATTERN_BYTES = 8 * ROW_BYTES
 _STEP_BYTES = 32  # of K that one instruction takes
-_SWIZZLE_128B = 1
+SWIZZLE_NONE, SWIZZLE_128B, SWIZZLE_64B = 0, 1, 2  # as descriptors number them
 _NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "tf32", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
 
 @cuda.jit(device=True, forceinline=True)
-def matrix_descriptor(address, leading_bytes, stride_bytes):
-    """Descriptor of a tile with the 128-byte swizzle at a shared address (uint32): uint64.
+def matrix_descriptor(address, leading_bytes, stride_bytes, swizzle=SWIZZLE_128B):
+    """Descriptor of a tile at a shared address (uint32): uint64.
 
-    `leading_bytes` and `stride_bytes` are the manual's leading and stride byte offsets, multiples of 16. PTX ISA:
-    Asynchronous Warpgroup Level Matrix Instructions, Matrix Descriptor Format.
+    `leading_bytes` and `stride_bytes` are the manual's leading and stride byte offsets, multiples of 16; `swizzle` is
+    one of this module's, 128 bytes by default. PTX ISA: Asynchronous Warpgroup Level Matrix Instructions, Matrix
+    Descriptor Format.
     """
     # In a cluster a shared address has a block's rank above these 18 bits.
     start = uint64((uint32(address) & uint32(0x3FFFF)) >> uint32(4))
     leading = uint64(leading_bytes // 16) << uint64(16)
     stride = uint64(stride_bytes // 16) << uint64(32)
-    return start | leading | stride | uint64(_SWIZZLE_128B) << uint64(62)
+    return start | leading | stride | uint64(swizzle) << uint64(62)
 
 
 def k_elements(dtype: object) -> int:

@@ -1,0 +1,239 @@
+"""Attention in 8-bit floats: `attention_fp8` on arrays of 16 bits, and its two halves, quantising and attending.
+
+The kernels are in fp8_quantise.py and fp8_warpgroup.py, where it says what is scaled by what and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ... import arrays, driver, dtypes
+from ...arrays import ArrayView
+from ...device_array import DeviceArray
+from ...tensor_map import TensorMap
+from ..calls import current_stream, new_like
+from .fp8_quantise import CHUNK, KV_BLOCK, Q_BLOCK, make_quantise_rows, make_quantise_values
+from .fp8_warpgroup import FLOAT8, HEAD_DIMS, ROWS, make_fp8
+from .masks import UNBOUNDED, Band
+from .operands import Operands, Scores, operands
+
+Launch = Callable[[], Any]
+_L2_BYTES = 24 << 20  # of keys and values that are gone through together: half an H200's L2
+_MULTIPROCESSORS = 132
+# What was fastest on an H200. At D = 256 there are no registers for a second accumulator.
+CONFIGURATIONS: dict[int, dict[str, Any]] = {
+    64: {"keys": 128, "stages": 4},
+    128: {"keys": 128, "stages": 3},
+    256: {"keys": 64, "stages": 3, "promote": False},
+}
+
+
+class Quantised(NamedTuple):
+    """Queries, keys and values in e4m3, with float32 scales: x = x_scale · x8 for each block of rows of each head.
+
+    q (B, Sq, Hq, D), k (B, Skv, Hkv, D)
+        As they came.
+    v (B, Hkv, ceil(Skv / 16), D / 16, 256)
+        For 16 keys each, columns one behind the other, 16 bytes each: the keys in the order of `KEY_ORDER`. Zeros stand
+        for keys behind the last.
+    q_scale (B, Hq, ceil(Sq / 64)), k_scale and v_scale (B, Hkv, ceil(Skv / 64))
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    q_scale: Any
+    k_scale: Any
+    v_scale: Any
+
+    @staticmethod
+    def empty(q: Any, k: Any) -> Quantised:
+        """Room for what arrays like these become, where they are."""
+        q_view, k_view = _view("q", q, 4), _view("k", k, 4)
+        batch, sq, heads, head_dim = q_view.shape
+        _, skv, kv_heads, _ = k_view.shape
+        _check_head_dim(head_dim)
+        float8, float32 = dtypes.lookup(FLOAT8), dtypes.float32
+        chunks, blocks = -(-skv // CHUNK), -(-skv // KV_BLOCK)
+        return Quantised(
+            new_like(q_view.shape, float8, q),
+            new_like(k_view.shape, float8, q),
+            new_like((batch, kv_heads, chunks, head_dim // 16, 16 * CHUNK), float8, q),
+            new_like((batch, heads, -(-sq // Q_BLOCK)), float32, q),
+            new_like((batch, kv_heads, blocks), float32, q),
+            new_like((batch, kv_heads, blocks), float32, q),
+        )
+
+
+def _view(name: str, array: Any, dimensions: int) -> ArrayView:
+    found = arrays.view(array)
+    if found is None:
+        raise TypeError(f"{name} is a {type(array).__name__}; an array is expected")
+    if len(found.shape) != dimensions:
+        raise ValueError(f"{name} has the shape {found.shape}: {dimensions} dimensions expected")
+    return found
+
+
+def _check_head_dim(head_dim: int) -> None:
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(
+            f"head_dim {head_dim}: the kernels of 8 bits take {', '.join(map(str, HEAD_DIMS))}: pad q, k and v with "
+            f"zeros (and give `scale`), or attend in 16 bits"
+        )
+
+
+def bind_quantise(q: Any, k: Any, v: Any, into: Quantised, stream: object = None) -> Launch:
+    """Bind the three kernels that write `into`, as `Quantised.empty(q, k)` makes it, from arrays as `attention_fp8`'s.
+
+    Raises:
+        TypeError, ValueError: as `attention_fp8`.
+    """
+    found = _operands(q, k, v, q, None)
+    rows = make_quantise_rows(found.head_dim, found.dtype, Q_BLOCK)
+    values = make_quantise_values(found.head_dim, found.dtype)
+    q_grid = (-(-found.sq // Q_BLOCK), found.heads, found.batch)
+    kv_grid = (-(-found.skv // KV_BLOCK), found.kv_heads, found.batch)
+    launches = (
+        rows[q_grid, None, stream].bind(q, into.q, into.q_scale),
+        rows[kv_grid, None, stream].bind(k, into.k, into.k_scale),
+        values[kv_grid, None, stream].bind(v, into.v, into.v_scale),
+    )
+
+    def launch() -> None:
+        for run in launches:
+            run()
+
+    return launch
+
+
+def bind_attend(
+    given: Quantised,
+    o: Any,
+    lse: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (UNBOUNDED, UNBOUNDED),
+    scale: float | None = None,
+    stream: object = None,
+    configuration: Mapping[str, Any] | None = None,
+) -> Launch:
+    """Bind attention on what is quantised already; it may be launched again and again, one at a time.
+
+    Args:
+        given: see `Quantised`.
+        o: (B, Sq, Hq, D), float16 or bfloat16, written.
+        lse: (B, Hq, Sq), float32, written.
+        causal, window, scale: as `attention_fp8`.
+        configuration: arguments of `make_fp8`; by default those for the head dimension.
+
+    Raises:
+        TypeError: not an array.
+        ValueError: shapes, types, the window or the scale do not fit.
+    """
+    batch, sq, heads, head_dim = _view("q", given.q, 4).shape
+    _, skv, kv_heads, _ = _view("k", given.k, 4).shape
+    _check_quantised(given, o, lse)
+    configuration = CONFIGURATIONS[head_dim] | dict(configuration or {})
+    band = Band.of(causal, window)
+    scores = Scores.of(head_dim**-0.5 if scale is None else float(scale), 0.0)
+    kernel = make_fp8(head_dim, dtypes.lookup(arrays.view(o).dtype).name, band.kind, **configuration)
+    keys, columns = configuration["keys"], min(head_dim, 128)
+    swizzle = f"{columns}B"
+    tiles_m = -(-sq // ROWS)
+    tiles = tiles_m * heads * batch
+    together = max(1, _L2_BYTES // (2 * skv * head_dim))
+    counts = (tiles_m, heads, heads * batch, together, heads // kv_heads)
+    zero = np.zeros(1, np.uint32)
+    counter = zero if arrays.view(o).host else DeviceArray(zero)
+    return kernel[min(_MULTIPROCESSORS, tiles), None, stream].bind(
+        TensorMap(given.q, (1, Q_BLOCK, 1, columns), swizzle=swizzle, store=False),
+        TensorMap(given.k, (1, keys, 1, columns), swizzle=swizzle, store=False),
+        TensorMap(given.v, (1, 1, keys // CHUNK, head_dim // 16, 16 * CHUNK), store=False),
+        TensorMap(o, (1, Q_BLOCK, 1, 64), swizzle="128B", store=False),
+        *(given.q_scale, given.k_scale, given.v_scale, lse, counter),
+        *(np.uint32(sq), np.uint32(skv), *band.diagonals(sq, skv)),
+        *(np.uint32(n) for n in counts),
+        scores.factor,
+    )
+
+
+def attention_fp8(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (UNBOUNDED, UNBOUNDED),
+    scale: float | None = None,
+    return_lse: bool = False,
+    stream: object = None,
+) -> Any:
+    """softmax(scale · Q Kᵀ) V with products of 8-bit floats, a scale for each 64 rows of a head.
+
+    Args:
+        q: (B, Sq, Hq, D), float16 or bfloat16, D 64, 128 or 256; rows begin at multiples of 16 bytes.
+        k, v: (B, Skv, Hkv, D), of q's type; Hq is a multiple of Hkv.
+        causal: query i sees the keys up to i + Skv - Sq.
+        window: (left, right): it sees as many before and behind that one; -1 for all.
+        scale: what the scores are multiplied by; 1 / sqrt(D) by default.
+        return_lse: whether the rows' log-sum-exp is wanted as well, float32 (B, Hq, Sq).
+        stream: a stream's handle or object; by default PyTorch's or CuPy's current one, or the default stream.
+
+    For normally distributed numbers O is some 5 % off, root of mean squares, whatever the sequence's length: weights,
+    values and scores have three bits behind the point. See docs/attention_fp8.md for other numbers.
+
+    Returns:
+        O as q, or (O, lse).
+
+    Raises:
+        TypeError: not an array.
+        ValueError: shapes, types, strides, the window or the scale do not fit.
+    """
+    stream = current_stream(q) if stream is None else driver.stream_handle(stream)
+    q_view = _view("q", q, 4)
+    batch, sq, heads, _ = q_view.shape
+    o = new_like(q_view.shape, dtypes.lookup(q_view.dtype), q)
+    lse = new_like((batch, heads, sq), dtypes.float32, q)
+    _operands(q, k, v, o, lse)
+    quantised = Quantised.empty(q, k)
+    bind_quantise(q, k, v, quantised, stream)()
+    bind_attend(quantised, o, lse, causal=causal, window=window, scale=scale, stream=stream)()
+    return (o, lse) if return_lse else o
+
+
+def _operands(q: Any, k: Any, v: Any, o: Any, lse: Any) -> Operands:
+    """What `operands` finds, for a kernel of 8 bits; without `lse` something like it."""
+    if lse is None:
+        shape = _view("q", q, 4).shape
+        lse = np.empty((shape[0], shape[2], shape[1]), np.float32)
+    found = operands({"q": q, "k": k, "v": v, "o": o, "lse": lse})
+    found.check_rows()
+    _check_head_dim(found.head_dim)
+    return found
+
+
+def _check_quantised(given: Quantised, o: Any, lse: Any) -> None:
+    """See that the arrays belong together."""
+    batch, sq, heads, head_dim = _view("q", given.q, 4).shape
+    _, skv, kv_heads, _ = _view("k", given.k, 4).shape
+    _check_head_dim(head_dim)
+    if heads % kv_heads:
+        raise ValueError(f"{heads} heads of queries, {kv_heads} of keys: each of these serves equally many of those")
+    q_blocks, kv_blocks, chunks = -(-sq // Q_BLOCK), -(-skv // KV_BLOCK), -(-skv // CHUNK)
+    expected = {
+        "q": (given.q, (FLOAT8,), (batch, sq, heads, head_dim)),
+        "k": (given.k, (FLOAT8,), (batch, skv, kv_heads, head_dim)),
+        "v": (given.v, (FLOAT8,), (batch, kv_heads, chunks, head_dim // 16, 16 * CHUNK)),
+        "q_scale": (given.q_scale, ("float32",), (batch, heads, q_blocks)),
+        "k_scale": (given.k_scale, ("float32",), (batch, kv_heads, kv_blocks)),
+        "v_scale": (given.v_scale, ("float32",), (batch, kv_heads, kv_blocks)),
+        "o": (o, ("bfloat16", "float16"), (batch, sq, heads, head_dim)),
+        "lse": (lse, ("float32",), (batch, heads, sq)),
+    }
+    for name, (array, types, shape) in expected.items():
+        view = _view(name, array, len(shape))
+        if view.shape != shape or view.dtype.name not in types:
+            raise ValueError(f"{name} is {view.dtype} {view.shape}: {' or '.join(types)} {shape} expected")
