@@ -45,6 +45,7 @@ from .warp_mma import make_load_all_q, make_products
 _ROW_BYTES = 128
 _PAD = 8  # floats behind each row of O in shared memory, so that a warp's rows lie in different banks
 _VECTOR = 4
+_AT_ONCE = 8  # parts of a split sequence, that a thread reads before it adds them up
 _Q_REGISTERS = 32  # of a thread for Q, at most; beyond, its fragments are read again for each tile of keys
 
 
@@ -341,7 +342,7 @@ def make_split_kv(
         softmax.hide,
         softmax.weigh,
     )
-    eighths = 2 * tiling.steps
+    eighths, values_size = 2 * tiling.steps, _VECTOR * _AT_ONCE
 
     @cuda.jit(device=True, forceinline=True)
     def release():
@@ -375,26 +376,40 @@ def make_split_kv(
 
     @cuda.jit(device=True, forceinline=True)
     def merge_blocks(partial, largest, totals, first, active, row, column, sums):
-        """The same, summed over the blocks of a sequence, whose first part is number `first`."""
-        most = float32(NOTHING)
-        for part in range(active):
-            unroll(4)
-            most = cuda.libdevice.fmaxf(most, largest[uint32(first + uint32(part)), row])
+        """The same, summed over the blocks of a sequence, whose first part is number `first`.
+
+        Parts are read `_AT_ONCE` at a time, the last one again where there are fewer: so many loads are under way.
+        """
+        most, last = float32(NOTHING), uint32(active - uint32(1))
+        for begin in range(uint32(0), active, uint32(_AT_ONCE)):
+            unroll(1)
+            for i in range(_AT_ONCE):
+                unroll()
+                part = min(uint32(uint32(begin) + uint32(i)), last)
+                most = cuda.libdevice.fmaxf(most, largest[uint32(first + part), row])
         zero, total = origin(most, float32(1)), float32(0)
+        values, weights = cuda.local.array(values_size, float32), cuda.local.array(_AT_ONCE, float32)
         for i in range(_VECTOR):
             unroll()
             sums[i] = float32(0)
-        for part in range(active):
-            unroll(4)
-            at = uint32(first + uint32(part))
-            weight = ptx.ex2_approx_ftz_f32(largest[at, row] - zero)
-            total += weight * totals[at, row]
-            offset = uint64(uint32(uint32(at * uint32(rows)) + row)) * uint64(columns) + uint64(column)
-            x0, x1, x2, x3 = ptx.ld_global_v4_f32(ptx.global_address(partial) + offset * uint64(4))
-            sums[0] += weight * x0
-            sums[1] += weight * x1
-            sums[2] += weight * x2
-            sums[3] += weight * x3
+        for begin in range(uint32(0), active, uint32(_AT_ONCE)):
+            unroll(1)
+            for i in range(_AT_ONCE):
+                unroll()
+                at = uint32(first + min(uint32(uint32(begin) + uint32(i)), last))
+                offset = uint64(uint32(uint32(at * uint32(rows)) + row)) * uint64(columns) + uint64(column)
+                r = _VECTOR * i
+                values[r], values[r + 1], values[r + 2], values[r + 3] = ptx.ld_global_v4_f32(
+                    ptx.global_address(partial) + offset * uint64(4)
+                )
+                inside = uint32(uint32(begin) + uint32(i)) < active
+                weights[i] = ptx.ex2_approx_ftz_f32(largest[at, row] - zero) if inside else float32(0)
+                total += weights[i] * totals[at, row]
+            for i in range(_AT_ONCE):
+                unroll()
+                for j in range(_VECTOR):
+                    unroll()
+                    sums[j] += weights[i] * values[_VECTOR * i + j]
         return most, total
 
     @kernel(threads=threads, shared=smem)

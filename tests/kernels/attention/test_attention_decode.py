@@ -114,7 +114,7 @@ def test_numbers_and_hazards(name, rng, seed):
     (sq, heads, kv_heads, head_dim), dtype, page_sizes, asked, cut = CASES[name]
     schedules = rng.choice(sim.schedules(3, seed), 3, replace=False)
     for splits, schedule in zip(rng.permutation(4)[:3] + 1, schedules, strict=True):
-        capacity = int(rng.integers(100, 400))
+        capacity = int(rng.integers(100, 240))
         given = made(rng, 3, sq, heads, kv_heads, head_dim, capacity, dtype, int(rng.choice(page_sizes)))
         with use_backend("sim", **schedule):
             report = run(given, splits=int(splits), **asked, **cut)
