@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import copy, gemm, kv_stream
+from . import copy, gemm, kv_stream, multicast, stencil3d, transpose
 from .problem import Case, Problem, Variant
+from .reductions import column_sums, histogram, scatter_add
 from .rows import rmsnorm, softmax
 
-PROBLEMS: tuple[Problem, ...] = (copy.PROBLEM, kv_stream.PROBLEM, softmax.PROBLEM, rmsnorm.PROBLEM, gemm.PROBLEM)
+PROBLEMS: tuple[Problem, ...] = (
+    copy.PROBLEM,
+    kv_stream.PROBLEM,
+    transpose.PROBLEM,
+    stencil3d.PROBLEM,
+    multicast.PROBLEM,
+    softmax.PROBLEM,
+    rmsnorm.PROBLEM,
+    column_sums.PROBLEM,
+    histogram.PROBLEM,
+    scatter_add.PROBLEM,
+    gemm.PROBLEM,
+)
 
 __all__ = ["PROBLEMS", "Case", "Problem", "Variant", "select"]
 

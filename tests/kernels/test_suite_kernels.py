@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from numba_tma import TensorMap, driver, suite
-from numba_tma.kernels import PROBLEMS, copy, gemm, kv_stream, select
+from numba_tma.kernels import PROBLEMS, copy, gemm, kv_stream, multicast, select, stencil3d, transpose
 from numba_tma.kernels.gemm import choice, persistent, plain, warp_mma, warpgroup
 from numba_tma.kernels.problem import Case
+from numba_tma.kernels.reductions import column_sums, histogram, scatter_add
 from numba_tma.kernels.rows import binding, resident, rmsnorm, softmax, streamed
 
 ALL = [(problem, variant) for problem in PROBLEMS for variant in problem.variants]
@@ -28,6 +29,19 @@ def cases(problem, rows, columns):
             yield Case((rows, -(-columns * itemsize // 16) * 16 // itemsize), dtype)
     elif problem is gemm.PROBLEM:
         yield Case((rows, columns, (rows + columns) % 31 * 8 + 8), "float16")
+    elif problem is transpose.PROBLEM:
+        for dtype in ("float32", "int8"):
+            yield Case((rows, columns), dtype)
+    elif problem is stencil3d.PROBLEM:
+        yield Case((rows % 5 + 1, min(rows, 40), columns), "float32", {"points": 7 + 20 * (rows % 2)})
+    elif problem is multicast.PROBLEM:
+        yield Case((rows % 7 + 1, rows, columns), "float32")
+    elif problem is column_sums.PROBLEM:
+        yield Case((rows, -(-columns // 4) * 4), "float32", tuned=column_sums.SMALL)
+    elif problem is histogram.PROBLEM:
+        yield Case((rows * columns, 256), "uint8")
+    elif problem is scatter_add.PROBLEM:
+        yield Case((rows, -(-columns // 4) * 4, 5), "float32")
     elif problem is softmax.PROBLEM:
         yield Case((rows, columns), "float32", tuned=binding.SMALL)
     elif problem is rmsnorm.PROBLEM:
@@ -95,6 +109,9 @@ def tuned_maps(columns):
     return tuple(TensorMap(MATRIX[None], (1, rows, 64), swizzle="128B") for rows in (128, columns, 64))
 
 
+COUNTS = np.zeros((1, 256), np.uint32)
+INDEX = np.zeros(64, np.int32)
+
 # Steps of softmax and rmsnorm: options, and what else is in the machine code or must not be.
 ROWS = [
     ("bulk", resident.make_bulk, {"threads": 512, "passes": 8}, (), ("UCGABAR",)),
@@ -102,7 +119,105 @@ ROWS = [
     ("ring", resident.make_ring, {"threads": 512, "passes": 8, "cluster": 16}, ("UCGABAR",), ()),
 ]
 
+# A grid and weights of a stencil; a transpose's matrices by their bits, and where its tiles are.
+GRID = np.zeros((8, 32, 64), np.float32)
+DEPTH, WEIGHTS = np.uint32(8), (np.float32(1),) * 4
+BITS = FLOATS.view(np.uint32)
+WHERE = (TILES, TILES, TILES)
+OF_SQUARES = ("UTMALDG.2D", "SYNCS", "LDS.128", "STG.E.128")
+
+
+def square_map():
+    return TensorMap(BITS, (64, 32), swizzle="128B")
+
+
+def plane_map():
+    return TensorMap(GRID, (1, *stencil3d.tile_shape((16, 64))), store=False)
+
+
+def rows_maps(cluster):
+    return TensorMap(FLOATS, (16 // cluster, 256), store=False), TensorMap(FLOATS, (1, 16), store=False), FLOATS, TILES
+
+
 COMPILED = {
+    "transpose.naive": (lambda: transpose.make_naive(4), lambda: (BITS, BITS, *WHERE), "sm_80", ("LDG.E", "STG.E"), ()),
+    "transpose.padded": (
+        lambda: transpose.make_padded(4),
+        lambda: (BITS, BITS, *WHERE),
+        "sm_80",
+        ("LDG.E", "STS", "LDS", "STG.E"),
+        ("LDS.128",),
+    ),
+    **{
+        f"transpose.{name}": (
+            functools.partial(transpose.make_by_columns, 4, swizzle),
+            lambda swizzle=swizzle: (TensorMap(BITS, (32, 32), swizzle=swizzle), BITS, *WHERE),
+            "sm_90a",
+            ("UTMALDG.2D", "SYNCS", "LDS", "STG.E"),
+            ("LDG", "STS", "LDS.128"),
+        )
+        for name, swizzle in (("tma", "none"), ("swizzle", "128B"))
+    },
+    **{
+        f"transpose.{name}": (
+            functools.partial(transpose.make_vector, 4, stages=stages),
+            lambda: (square_map(), BITS, *WHERE),
+            "sm_90a",
+            OF_SQUARES,
+            ("LDG", "STS", "UTMASTG"),
+        )
+        for name, stages in (("vector", 1), ("ring", 2))
+    },
+    "transpose.store": (
+        lambda: transpose.make_store(4),
+        lambda: (square_map(), square_map(), *WHERE),
+        "sm_90a",
+        ("UTMALDG.2D", "SYNCS", "LDS.128", "STS.128", "UTMASTG.2D"),
+        ("LDG", "STG"),
+    ),
+    "stencil3d.plain": (
+        lambda: stencil3d.make_plain(27),
+        lambda: (GRID, GRID, np.float32(0), *WEIGHTS),
+        "sm_80",
+        ("LDG.E", "STG.E"),
+        ("LDS", "STS"),
+    ),
+    "stencil3d.shared": (
+        lambda: stencil3d.make_shared(27),
+        lambda: (GRID, GRID, DEPTH, np.float32(0), *WEIGHTS),
+        "sm_80",
+        ("LDG.E", "STS", "LDS.128", "STG.E.128"),
+        (),
+    ),
+    **{
+        f"stencil3d.{name}": (
+            functools.partial(make, 27, stages=stages),
+            lambda: (plane_map(), GRID, DEPTH, *WEIGHTS),
+            "sm_90a",
+            ("UTMALDG.3D", "SYNCS", "LDS.128", "STG.E.128"),
+            ("LDG", "STS"),
+        )
+        for name, make, stages in (
+            ("tma", stencil3d.make_stages, 1),
+            ("stages", stencil3d.make_stages, 4),
+            ("ring", stencil3d.make_ring, 4),
+        )
+    },
+    "multicast.plain": (multicast.make_plain, lambda: (FLOATS, FLOATS, FLOATS), "sm_80", ("LDG.E", "STG.E"), ("LDS",)),
+    "multicast.tma": (
+        multicast.make_tma,
+        lambda: rows_maps(1),
+        "sm_90a",
+        ("UTMALDG.2D", "SYNCS", "LDS.128"),
+        ("LDG", "STS", "UTMALDG.2D.MULTICAST", "UCGABAR"),
+    ),
+    "multicast.multicast": (
+        multicast.make_multicast,
+        lambda: rows_maps(4),
+        "sm_90a",
+        ("UTMALDG.2D.MULTICAST", "SYNCS", "LDS.128", "UCGABAR"),
+        ("LDG", "STS"),
+    ),
     "copy.plain": (copy.make_plain, lambda: (FLOATS.ravel(), FLOATS.ravel()), "sm_80", ("LDG.E", "STG.E"), ()),
     "copy.vector": (copy.make_vector, lambda: (BYTES, BYTES), "sm_80", ("LDG.E.128", "STG.E.128"), ()),
     "copy.cp_async": (copy.make_cp_async, lambda: (BYTES, BYTES), "sm_80", ("LDGSTS.E.BYPASS.128", "LDS.128"), ()),
@@ -179,6 +294,66 @@ COMPILED = {
         )
         for name, make, options, also, never in ROWS
     },
+    "column_sums.plain": (column_sums.make_plain, lambda: (FLOATS, FLOATS, TILES), "sm_80", ("LDG.E",), ("RED",)),
+    "column_sums.strips": (column_sums.make_strips, lambda: (FLOATS, FLOATS, TILES), "sm_80", ("LDG.E", "RED.E"), ()),
+    "column_sums.bulk": (
+        column_sums.make_bulk,
+        lambda: (FLOATS, FLOATS, TILES),
+        "sm_90a",
+        ("UBLKCP.S.G", "UBLKRED.G.S.ADD", "SYNCS", "LDS.128", "STS.128"),
+        ("LDG", "RED"),
+    ),
+    "column_sums.engine": (
+        column_sums.make_engine,
+        lambda: (FLOATS, FLOATS, TILES),
+        "sm_90a",
+        ("UBLKCP.S.G", "UBLKRED.G.S.ADD", "SYNCS"),
+        ("LDG", "LDS", "STS", "RED", "FADD"),
+    ),
+    "histogram.plain": (histogram.make_plain, lambda: (BYTES, COUNTS), "sm_80", ("LDG.E.U8", "RED.E"), ("ATOMS",)),
+    "histogram.shared": (
+        lambda: histogram.make_shared(256),
+        lambda: (BYTES, COUNTS),
+        "sm_80",
+        ("LDG.E.U8", "ATOMS.POPC.INC", "RED.E"),
+        (),
+    ),
+    "histogram.vector": (
+        lambda: histogram.make_vector(256, "uint8"),
+        lambda: (BYTES, COUNTS),
+        "sm_80",
+        ("LDG.E.128", "ATOMS.POPC.INC", "RED.E"),
+        (),
+    ),
+    "histogram.bulk": (
+        lambda: histogram.make_bulk(256, "uint8"),
+        lambda: (BYTES, COUNTS),
+        "sm_90a",
+        ("UBLKCP.S.G", "LDS.128", "ATOMS.POPC.INC", "UBLKRED.G.S.ADD"),
+        ("LDG.E.128", "RED"),
+    ),
+    "scatter_add.plain": (scatter_add.make_plain, lambda: (FLOATS, INDEX, FLOATS), "sm_80", ("LDG.E", "RED.E"), ()),
+    "scatter_add.vector": (
+        scatter_add.make_vector,
+        lambda: (FLOATS, INDEX, FLOATS),
+        "sm_90a",
+        ("LDG.E.128", "RED.E.ADD.F32x4"),
+        (),
+    ),
+    "scatter_add.bulk": (
+        lambda: scatter_add.make_bulk("float32", 1024, 32),
+        lambda: (FLOATS, INDEX, FLOATS, TILES),
+        "sm_90a",
+        ("UBLKCP.S.G", "UBLKRED.G.S.ADD", "SYNCS"),
+        ("LDS", "STS", "LDG.E.128", "RED"),
+    ),
+    "scatter_add.tensor": (
+        lambda: scatter_add.make_tensor("float32", 64, 32),
+        lambda: (TensorMap(FLOATS, (1, 64)), INDEX, TensorMap(FLOATS, (1, 64))),
+        "sm_90a",
+        ("UTMALDG.2D", "UTMAREDG.2D.ADD", "SYNCS"),
+        ("LDS", "STS", "LDG.E.128", "RED"),
+    ),
     "gemm.naive": (plain.make_naive, lambda: (MATRIX, MATRIX, MATRIX, NO_BIAS), "sm_80", ("LDG.E.U16", "FFMA"), ()),
     "gemm.tiled": (plain.make_tiled, lambda: (MATRIX, MATRIX, MATRIX, NO_BIAS), "sm_80", ("LDS.128", "FFMA"), ()),
     "gemm.mma_cp_async": (
@@ -332,7 +507,9 @@ def test_copy_of_nothing(variant, in_simulator):
 
 
 def test_select():
-    assert [p.name for p, _ in select(None)] == ["copy", "kv_stream", "softmax", "rmsnorm", "gemm"]
+    rows, reductions = ["softmax", "rmsnorm"], ["column_sums", "histogram", "scatter_add"]
+    movement = ["copy", "kv_stream", "transpose", "stencil3d", "multicast"]
+    assert [p.name for p, _ in select(None)] == [*movement, *rows, *reductions, "gemm"]
     assert [(p.name, [v.name for v in vs]) for p, vs in select(["copy.bulk", "copy.plain", "copy.bulk"])] == [
         ("copy", ["bulk", "plain"])
     ]
