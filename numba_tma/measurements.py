@@ -16,6 +16,7 @@ from numba.cuda.types import uint32
 from . import bench, driver, measurements_movement, ptx, suite
 from .device_array import DeviceArray
 from .kernels import kv_stream
+from .kernels.attention import decode_figures
 from .kernels.gemm import figures as gemm
 from .launch import Kernel, kernel
 from .pipeline import mbarrier_wait, ring
@@ -244,4 +245,5 @@ ALL: dict[str, Callable[[], list[Record]]] = {
     "gemm_host_overhead": gemm.host_overhead,
     "gemm_early_start": gemm.early_start,
     "gemm_code": gemm.code,
+    **decode_figures.ALL,
 }
