@@ -166,8 +166,10 @@ def _atomic(d: Builder, instruction: Instruction) -> Step:
     if len(operands) > 2 and operation != "cas":
         operands = operands[:2]  # a cache policy changes no result
     address, *sources = operands
+    if sources and isinstance(sources[0], Vector) and not returns:
+        return _vector(d, instruction, operation, kind, address, sources[0])
     if isinstance(address, Vector) or any(isinstance(s, Vector) for s in (*sources, destination)):
-        raise UnknownInstruction("the simulator does not know vector atomics", instruction)
+        raise UnknownInstruction("the simulator knows vectors of red, not of atom", instruction)
     if operation == "cas":
         combine, dtype, count = None, LANE_DTYPES.get(kind), 1
         if dtype is None:
@@ -232,6 +234,44 @@ def _atomic(d: Builder, instruction: Instruction) -> Step:
             write(fragment, old)
 
     return Step(run=run, cost=64 if returns else 1)
+
+
+def _vector(d: Builder, instruction: Instruction, operation: str, kind: str, address: Any, source: Vector) -> Step:
+    """`red` on two or four 32-bit numbers: each of them atomically, lane after lane."""
+    combine, dtype, packed = _combine(operation, kind)
+    if packed != 1 or dtype.itemsize != 4:
+        raise UnknownInstruction("the simulator knows vectors of 32-bit numbers", instruction)
+    count = len(source.elements)
+    readers = [d.reader(element, dtype) for element in source.elements]
+    register, offset, space = d.address(address, space_of(instruction))
+    resolve = make_resolver(d.machine, register, offset, dtype, count, space)
+    machine = d.machine
+
+    def perform(fragment: Fragment, found: tuple, values: list[np.ndarray]) -> None:
+        view, index, where = found
+        if where >= SHARED:
+            raise SimError(f"vectors of red work on global memory, not on {KIND_NAMES[where]} memory")
+        if not view.flags.writeable:
+            raise OutOfBounds(f"an atomic operation on read-only {KIND_NAMES[where]} memory")
+        n = fragment.n
+        machine.atomic[where] += dtype.itemsize * count * n
+        machine.scheduler.progress += 1
+        if machine.observer is not None:
+            machine.observer.access(fragment, instruction, where, view, index, count, "atomic")
+        index = _spread(index, n)
+        for i, value in enumerate(values):
+            apply_atomic(view, index + i, _spread(value, n), combine, False)
+
+    def run(values: list, fragment: Fragment) -> None:
+        arguments = [read(fragment) for read in readers]
+        try:
+            perform(fragment, resolve(fragment), arguments)
+        except Scattered as scattered:
+            for positions, found in scattered.parts:
+                part = fragment.subset(positions, fragment.block)
+                perform(part, found, [a if a.size == 1 else a[positions] for a in arguments])
+
+    return Step(run=run)
 
 
 def _is_read(instance: Any, instruction: Instruction, register: int) -> bool:

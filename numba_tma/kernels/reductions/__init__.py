@@ -1,0 +1,1 @@
+"""Many writers, one place: sums into global memory by atomics, and by the copy engine's reductions."""
