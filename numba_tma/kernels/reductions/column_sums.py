@@ -10,8 +10,8 @@ What moves the data: loads (plain), atomics at the end of a strip (strips), bulk
 reduction at the end (bulk), and, to see what the L2 cache can add, the copy engine alone: each row is copied into
 shared memory and added to the result from there, by no thread at all (engine).
 
-Costs: R · C · 4 bytes read, and R · C additions. The partial rows of all strips, R / strip · C · 4 bytes more, are added
-by the L2 cache; for `engine` that is the whole matrix.
+Costs: R · C · 4 bytes read, and R · C additions. The partial rows of all strips, R / strip · C · 4 bytes more, are
+added by the L2 cache; for `engine` that is the whole matrix.
 """
 
 from __future__ import annotations
