@@ -183,7 +183,7 @@ def pinning_once(setting: Setting) -> dict[str, Any]:
         "pinned_copy_seconds": statistics.median(copy),
     }
     saved = pageable_copy - found["pinned_copy_seconds"]
-    found["copies_to_pay_for_pinning"] = found["pin_seconds"] / saved if saved > 0 else float("inf")
+    found["copies_to_pay_for_pinning"] = found["pin_seconds"] / saved if saved > 0 else None
     return found
 
 
