@@ -14,8 +14,8 @@ from .config import Config
 from .weights import Weights
 
 
-def transformers_model(weights: Weights, dtype: str = "float32") -> Any:
-    """transformers' GPT2LMHeadModel with these weights, on the current GPU.
+def transformers_model(weights: Weights, dtype: str = "float32", device: str = "cuda") -> Any:
+    """transformers' GPT2LMHeadModel with these weights.
 
     Raises:
         ImportError: torch or transformers is not installed.
@@ -50,7 +50,7 @@ def transformers_model(weights: Weights, dtype: str = "float32") -> Any:
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()}
     made.transformer.load_state_dict(tensors)
     made.tie_weights()
-    return made.to(device="cuda", dtype=getattr(torch, dtype)).eval()
+    return made.to(device=device, dtype=getattr(torch, dtype)).eval()
 
 
 class TorchGpt2:

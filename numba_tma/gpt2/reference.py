@@ -13,7 +13,7 @@ from .weights import Layer, Linear, Norm, Weights
 def logits(weights: Weights, tokens: np.ndarray) -> np.ndarray:
     """Logits (S, vocabulary) in float64 for one sequence of tokens (S,)."""
     config = weights.config
-    x = (weights.wte[tokens] + weights.wpe[: len(tokens)]).astype(np.float64)
+    x = weights.wte[tokens].astype(np.float64) + weights.wpe[: len(tokens)]
     for layer in weights.layers:
         x = x + _attention(layer, _norm(layer.ln_1, x, config.layer_norm_epsilon), config.n_head)
         hidden = _gelu(_linear(layer.c_fc, _norm(layer.ln_2, x, config.layer_norm_epsilon)))
