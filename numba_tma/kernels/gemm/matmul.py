@@ -12,12 +12,12 @@ import numpy as np
 
 from ... import arrays, bench, driver, dtypes
 from ...arrays import ArrayView, DeviceView
-from ...device_array import DeviceArray
 from ...dtypes import ElementType
 from ...launch import Launcher, backend, gpu_refusal
 from ...pitch import pitched_copy
 from ...tensor_map import TensorMap
 from ...warpgroup import k_elements
+from ..calls import current_stream, layout, new_like, pointer
 from . import choice
 from .autotune import AutotuneError, Product, fastest
 from .choice import Configuration, Shape, Types
@@ -76,18 +76,9 @@ def matmul(
         MatmulError: shapes that do not fit.
         AutotuneError: "autotune" without a GPU, for operands in host memory, or while the stream is captured.
     """
-    key = (
-        _layout(a),
-        _layout(b),
-        _layout(out),
-        _layout(bias),
-        out_dtype,
-        activation,
-        accumulate,
-        configuration,
-        backend(),
-    )
-    stream = _current_stream(a) if stream is None else driver.stream_handle(stream)
+    layouts = tuple([layout(array, "matmul") for array in (a, b, out, bias)])
+    key = (layouts, out_dtype, activation, accumulate, configuration, backend())
+    stream = current_stream(a) if stream is None else driver.stream_handle(stream)
     planned = _plans.get(key)
     if planned is None:
         planned = plan(a, b, out, bias, out_dtype, activation, accumulate, configuration, stream)
@@ -99,35 +90,6 @@ def matmul(
     if planned.launch is not None:
         planned.launch(a, b, bias, out, stream)
     return out
-
-
-def _layout(array: Any) -> object:
-    """What of an array decides how it is treated, and is quick to get."""
-    if array is None:
-        return None
-    if arrays.is_torch(array):
-        return (array.dtype, array.shape, array.stride(), array.data_ptr() % 16, array.device)
-    view = arrays.view(array)
-    if view is None:
-        raise TypeError(f"matmul: {type(array).__name__} is not an array")
-    return (type(array), view.dtype, view.shape, view.strides, view.pointer % 16)
-
-
-def _pointer(array: Any) -> int:
-    return array.data_ptr() if arrays.is_torch(array) else arrays.view(array).pointer
-
-
-def _current_stream(array: Any) -> int:
-    """The stream that the array's library enqueues on."""
-    if arrays.is_torch(array):
-        if not array.is_cuda:
-            return 0
-        torch = sys.modules["torch"]
-        # What torch.cuda.current_stream(…).cuda_stream looks up, without the object around it.
-        return torch._C._cuda_getCurrentRawStream(array.get_device())
-    if type(array).__module__.split(".")[0] == "cupy":
-        return sys.modules["cupy"].cuda.get_current_stream().ptr
-    return 0
 
 
 @dataclass(frozen=True)
@@ -177,7 +139,7 @@ def plan(
     _check_configuration(configuration)
     if accumulate and out is None:
         raise MatmulError("matmul: accumulate=True adds to what `out` holds: give `out`")
-    new_output = functools.partial(_new_output, out_shape, out_element)
+    new_output = functools.partial(new_like, out_shape, out_element)
     if 0 in out_shape:
         return Plan(new_output, None)
     if shape.k == 0:
@@ -211,7 +173,7 @@ def plan(
         if not ready:
             return kernel.on(stream)(*kernel.arguments(a_way.ready(a), b_way.ready(b), bias, out))
         # Launches for operands in the same places again have nothing left to marshal.
-        key = (_pointer(a), _pointer(b), _pointer(out), bias if bias is None else _pointer(bias), stream)
+        key = (pointer(a), pointer(b), pointer(out), bias if bias is None else pointer(bias), stream)
         bound = places.get(key)
         if bound is None:
             if len(places) >= _MOST_PLACES:
@@ -399,17 +361,6 @@ def _allocator(array: Any) -> Callable[..., Any]:
         f"matmul: a {type(array).__module__}.{type(array).__name__} whose rows are not contiguous or do not begin at "
         f"multiples of 16 bytes cannot be copied here; make it with numba_tma.pitched, or as a PyTorch or CuPy array"
     )
-
-
-def _new_output(shape: tuple[int, ...], element: ElementType, like: Any) -> Any:
-    if arrays.is_torch(like):
-        torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, element.name), device=like.device)
-    if isinstance(like, np.ndarray):
-        return np.empty(shape, element.numpy)
-    if type(like).__module__.split(".")[0] == "cupy":
-        return sys.modules["cupy"].empty(shape, element.numpy)
-    return DeviceArray(np.empty(shape, element.numpy))
 
 
 class _Maps:
