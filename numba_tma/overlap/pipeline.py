@@ -7,6 +7,7 @@ import contextvars
 import itertools
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,6 +182,7 @@ class Pipeline:
         self._streams: list[Any] = []
         self._ring = Ring([], self.engines.now)
         self._last_computed: Any = None
+        self._runs: weakref.WeakSet[Iterator[Result]] = weakref.WeakSet()
         self._running = False
         self._closed = False
         self.report = Report(self.mode.name, self.engines.name, self.engines.modelled)
@@ -237,7 +239,9 @@ class Pipeline:
         """
         if self._closed:
             raise RuntimeError("the pipeline is closed")
-        return self._results(iter(batches), copy)
+        run = self._results(iter(batches), copy)
+        self._runs.add(run)
+        return run
 
     def pinned(self) -> dict[str, np.ndarray]:
         """New page-locked host arrays for the inputs of one batch, to fill and pass to `run`, which copies from them
@@ -285,11 +289,14 @@ class Pipeline:
         timeline.save(self.report, path, **options)
 
     def close(self) -> None:
-        """Wait for the streams, and free buffers and streams. Results with `copy=False` keep what they look at."""
+        """End a run that is under way, wait for the streams, and free buffers and streams.
+
+        Results with `copy=False` keep what they look at.
+        """
         if self._closed:
             return
-        if self._running:
-            raise RuntimeError("the pipeline still runs: close the iterator that run() gave, or exhaust it")
+        for run in list(self._runs):
+            run.close()
         self._closed = True
         self.engines.enter_thread()
         with contextlib.suppress(Exception):  # a device that has failed must not keep the rest from being freed
@@ -344,10 +351,10 @@ class Pipeline:
             raise RuntimeError("the pipeline runs already: exhaust or close its iterator before the next run")
         if self._closed:
             raise RuntimeError("the pipeline is closed")
-        self._running = True
         self.engines.enter_thread()
         self.engines.begin()
         self._last_computed = None
+        self._running = True
 
     def _stop(self) -> None:
         """Await what is still under way, and take the slots back."""

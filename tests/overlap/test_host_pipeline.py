@@ -276,9 +276,8 @@ def test_one_run_at_a_time(batches):
         next(run)
         with pytest.raises(RuntimeError, match="runs already"):
             next(p.run(batches))
-        with pytest.raises(RuntimeError, match="still runs"):
-            p.close()
-        run.close()
+        assert p.free_slots < p.depth
+    assert list(run) == []  # closing the pipeline ended it
     p.close()  # once more does nothing
     with pytest.raises(RuntimeError, match="closed"):
         p.run(batches)
