@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import bench, driver
 from .config import Config
+from .launches import Launches
 from .model import Model, Session
 from .peers import TorchGpt2, transformers_model
 from .weights import Weights, random_weights
@@ -71,14 +72,11 @@ def prefill_seconds(weights: Weights, batch: int, length: int, *, compiled: bool
     session = Session(Model(weights), batch, prompt=length)
     rng = np.random.default_rng(1)
     prompts = rng.integers(0, weights.config.vocab_size, (batch, length))
-    from .launches import Launches
-
-    plain = session.prefill_launches(session.sequence, session.lengths, length)
     session.prefill(prompts)
+    context = session.context_launches(session.sequence, session.lengths, length)
     every = torch.empty((batch * length, session.model.vocabulary), dtype=torch.bfloat16, device="cuda")
-    last = Launches(plain, session.own_stream)
-    # The last logits come besides: a prefill of all logits is for those who want no new token.
-    whole = Launches([*plain[:-2], *session.head_launches(length, every)], session.own_stream)
+    last = Launches([*context, session.head_launch(session.logits), session.choose_launch()], session.own_stream)
+    whole = Launches([*context, *session.every_head_launches(length, every)], session.own_stream)
     candidates: dict[str, Callable[[], Any]] = {"ours, last logits": last, "ours, all logits": whole}
 
     tokens = torch.from_numpy(prompts).cuda()

@@ -38,6 +38,7 @@ from .prefill_attention import bind_causal
 from .weights import Linear, Norm, Weights
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+Launch = Callable[[], Any]
 RESIDUALS = {"bfloat16": BFLOAT16, "float32": np.dtype(np.float32)}
 _VOCABULARY_STEP = 128  # rows of the LM head are padded to a multiple: rows of logits then begin at 16 bytes
 
@@ -183,7 +184,11 @@ class Session:
         self._longest = int(lengths.max()) + past
         key = (tokens.shape[1], past)
         if key not in self._prefills:
-            launches = self.prefill_launches(self.sequence, self.lengths, tokens.shape[1], past)
+            launches = [
+                *self.context_launches(self.sequence, self.lengths, tokens.shape[1], past),
+                self.head_launch(self.logits),
+                self.choose_launch(),
+            ]
             self._prefills[key] = Launches(launches, self.own_stream)
         self._prefills[key]()
         return self.last_logits()
@@ -236,7 +241,7 @@ class Session:
         self.prefill(prompts)
         length = max(map(len, prompts))
         every = memory.empty((self.batch * length, self.model.vocabulary), BFLOAT16)
-        for launch in self.head_launches(length, every):
+        for launch in self.every_head_launches(length, every):
             launch()
         found = memory.to_host(every, self.stream).reshape(self.batch, length, -1)
         return found[..., : self.model.config.vocab_size].astype(np.float32)
@@ -248,8 +253,8 @@ class Session:
 
     # What it consists of.
 
-    def prefill_launches(self, tokens: Any, lengths: Any, length: int, past: int = 0) -> list[Callable[[], Any]]:
-        """Launches that take `length` tokens of each sequence into the cache and choose the next.
+    def context_launches(self, tokens: Any, lengths: Any, length: int, past: int = 0) -> list[Launch]:
+        """Launches that take `length` tokens of each sequence into the cache.
 
         Args:
             tokens: (batch, `past` + `length` or more) int32 on the device, the prompts from position `past` on.
@@ -268,7 +273,7 @@ class Session:
         cache = memory.reshaped(self.cache, (*np.shape(self.cache)[:3], 3, heads, config.head_dim))
         new = slice(past, past + length)
         embed = make_embed(width, model.residual, False)[(-(-length // ROWS), batch), None, self.stream]
-        launches: list[Callable[[], Any]] = [
+        launches: list[Launch] = [
             embed.bind(
                 tokens,
                 lengths,
@@ -294,17 +299,27 @@ class Session:
                 self._matmul(layer.c_fc, normed, hidden, activation="gelu"),
                 self._matmul(layer.mlp_proj, hidden, x, accumulate=True),
             ]
-        return [*launches, *self._choose(x, self._picked, lengths, 0)]
+        return launches
 
-    def head_launches(self, length: int, every: Any) -> list[Callable[[], Any]]:
-        """Launches that write the logits of all of the last prefill's rows, `length` a sequence, to `every`
-        (batch · length, vocabulary padded) bfloat16."""
+    def head_launch(self, logits: Any) -> Launch:
+        """What follows: logits for the token behind each sequence, to `logits` (batch, padded vocabulary) float32."""
+        return self._head(self._x, self._picked, logits)
+
+    def choose_launch(self, grow: int = 0) -> Launch:
+        """Append the likeliest token of `logits` to each sequence, whose length then grows by `grow`."""
+        argmax = gpt2_argmax[self.batch, None, self.stream]
+        vocabulary = np.int32(self.model.config.vocab_size)
+        return argmax.bind(self.logits, self.sequence, self.lengths, vocabulary, np.uint32(grow))
+
+    def every_head_launches(self, length: int, every: Any) -> list[Launch]:
+        """In place of `head_launch`: the logits of all rows, `length` a sequence, to `every` (batch · length, padded
+        vocabulary) bfloat16."""
         rows = self.batch * length
         x, normed = part(self._x, slice(0, rows)), part(self._normed, slice(0, rows))
         head = functools.partial(matmul, normed, _turned(self.model.wte), out=every, stream=self.stream)
         return [self._layernorm(self.model.ln_f, x, normed, rows), head]
 
-    def decode_launches(self) -> list[Callable[[], Any]]:
+    def decode_launches(self) -> list[Launch]:
         """Launches of one step: the token chosen last into each sequence, and the next chosen."""
         model, config, batch = self.model, self.model.config, self.batch
         heads, width = config.n_head, config.n_embd
@@ -313,7 +328,7 @@ class Session:
         o = memory.reshaped(attended, (batch, heads, config.head_dim))
         attend = make_decode(config.head_dim)[(heads, batch), None, self.stream]
         embed = make_embed(width, model.residual, True)[(1, batch), None, self.stream]
-        launches: list[Callable[[], Any]] = [
+        launches: list[Launch] = [
             embed.bind(
                 self.sequence,
                 self.lengths,
@@ -335,30 +350,25 @@ class Session:
                 self._few_rows(layer.c_fc, x, hidden, norm=layer.ln_2, activation="gelu"),
                 self._few_rows(layer.mlp_proj, hidden, x, accumulate=True),
             ]
-        return [*launches, *self._choose(x, self._each, self.lengths, 1)]
+        return [*launches, self._head(x, self._each, self.logits), self.choose_launch(1)]
 
-    def _choose(self, x: Any, picked: Any, lengths: Any, grow: int) -> list[Callable[[], Any]]:
-        """Logits of the rows `picked`, and the likeliest token behind each sequence."""
+    def _head(self, x: Any, picked: Any, logits: Any) -> Launch:
         head = Linear(self.model.wte, self.model.ln_f.bias)  # there is no bias; an argument has to stand there
-        argmax = gpt2_argmax[self.batch, None, self.stream]
-        return [
-            self._few_rows(head, x, self.logits, norm=self.model.ln_f, picked=picked, has_bias=False),
-            argmax.bind(self.logits, self.sequence, lengths, np.int32(self.model.config.vocab_size), np.uint32(grow)),
-        ]
+        return self._few_rows(head, x, logits, norm=self.model.ln_f, picked=picked, has_bias=False)
 
-    def _layernorm(self, norm: Norm, x: Any, y: Any, rows: int) -> Callable[[], Any]:
+    def _layernorm(self, norm: Norm, x: Any, y: Any, rows: int) -> Launch:
         config = self.model.config
         kernel = make_layernorm(config.n_embd, config.layer_norm_epsilon, self.model.residual)
         return kernel[-(-rows // ROWS), None, self.stream].bind(x, norm.weight, norm.bias, y, np.uint32(rows))
 
-    def _matmul(self, linear: Linear, x: Any, y: Any, **options: Any) -> Callable[[], Any]:
+    def _matmul(self, linear: Linear, x: Any, y: Any, **options: Any) -> Launch:
         return functools.partial(
             matmul, x, _turned(linear.weight), bias=linear.bias, out=y, stream=self.stream, **options
         )
 
     def _few_rows(
         self, linear: Linear, x: Any, y: Any, *, norm: Norm | None = None, picked: Any = None, **options: Any
-    ) -> Callable[[], Any]:
+    ) -> Launch:
         columns, depth = linear.weight.shape
         shape = Shape.of(columns, depth)
         normalised = (self.model.config.layer_norm_epsilon, self.model.residual) if norm else None
