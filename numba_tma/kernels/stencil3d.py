@@ -487,7 +487,7 @@ def stencil3d(
     chosen = PROBLEM.variant(variant)
     check_options("stencil3d", chosen, options, OPTIONS[variant])
     for name, array in (("source", a), ("out", b)):
-        if variant in _BY_VECTORS:
+        if variant in _BY_VECTORS and a.size:
             _check_layout(variant, name, array)
     if a.size:
         chosen.bind({"source": source, "out": out}, points=points, fill=fill, **options)()

@@ -1,0 +1,133 @@
+"""transpose: layouts, element types, tuning parameters, named errors, and what the banks of shared memory see."""
+
+from __future__ import annotations
+
+import warnings
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from numba_tma import driver, pitched, pitched_copy, suite, use_backend
+from numba_tma.kernels import transpose
+from numba_tma.kernels.problem import Case
+
+VARIANTS = [variant.name for variant in transpose.PROBLEM.variants]
+
+
+def random_matrix(rng, shape, dtype):
+    return np.frombuffer(rng.bytes(shape[0] * shape[1] * np.dtype(dtype).itemsize), dtype).reshape(shape)
+
+
+def bits(array):
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"variant": "vector", "tile": (1, 2), "threads": 64, "group": 1},
+        {"variant": "ring", "tile": (2, 1), "threads": 64, "stages": 3, "per_multiprocessor": 1, "group": 3},
+        {"variant": "ring", "tile": (1, 1), "threads": 64, "stages": 2, "per_multiprocessor": 1, "group": 1 << 20},
+        {"variant": "store", "tile": (2, 1), "threads": 128, "stages": 1, "outs": 2, "per_multiprocessor": 1},
+        {"variant": "store", "tile": (1, 2), "threads": 64, "stages": 2, "outs": 1, "per_multiprocessor": 1},
+    ],
+    ids=lambda o: "-".join(map(str, o.values())),
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_tiles_stages_and_orders(options, dtype, rng, seed, monkeypatch):
+    monkeypatch.setattr(
+        transpose, "blocks_for", lambda work, per: min(work, 2)
+    )  # several turns of the ring for a block
+    side = 16 // np.dtype(dtype).itemsize
+    rows = int(rng.integers(1, 40)) * side
+    source = pitched_copy(random_matrix(rng, (rows, int(rng.integers(1, 500))), dtype))
+    target = pitched(source.shape[::-1], dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # hazards are warnings
+        with use_backend("sim", seed=seed, policy="random", warp_order="random"):
+            transpose.transpose(source, target, **options)
+    np.testing.assert_array_equal(bits(target), bits(source.T))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "bfloat16", "float8_e4m3fn", "int32"])
+@pytest.mark.parametrize("shape", [(31, 83), (48, 32)], ids=str)
+def test_the_default_takes_any_layout(dtype, shape, rng, in_simulator):
+    element = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    source = random_matrix(rng, shape, element)
+    target = np.empty(shape[::-1], element)
+    transpose.transpose(source, target)
+    np.testing.assert_array_equal(bits(target), bits(source.T))
+    wide = np.zeros((shape[0], 3 * shape[1]), element)
+    wide[:, ::3] = source
+    target[...] = 0
+    transpose.transpose(wide[::-1, ::3], target)  # no TMA variant could
+    np.testing.assert_array_equal(bits(target), bits(source[::-1].T))
+
+
+@pytest.mark.parametrize("variant", [None, *VARIANTS])
+def test_of_nothing_and_of_one(variant, rng, in_simulator):
+    for shape in ((0, 64), (8, 0), (0, 0)):
+        transpose.transpose(np.zeros(shape, np.float32), np.zeros(shape[::-1], np.float32), variant=variant)
+    if variant != "store":  # whose rows of 4 bytes would overhang
+        one, target = pitched_copy(rng.random((1, 1), np.float32)), pitched((1, 1), np.float32)
+        transpose.transpose(one, target, variant=variant)
+        assert target[0, 0] == one[0, 0]
+
+
+def test_errors_name_the_rule_and_the_way_out(in_simulator):
+    a, t = np.zeros((8, 64), np.float32), np.zeros((64, 8), np.float32)
+    odd, odd_t = np.zeros((8, 65), np.float32), np.zeros((65, 8), np.float32)
+    for arguments, options, error, message in (
+        ((a, a), {}, ValueError, "the transposed shape"),
+        ((a, t.astype(np.float16)), {}, ValueError, "the same dtype"),
+        ((a.astype(np.float64), t.astype(np.float64)), {}, TypeError, "elements of 8 bytes; 1, 2 and 4"),
+        (([1], t), {}, TypeError, "transpose of a list to a ndarray"),
+        ((a, t), {"variant": "fast"}, KeyError, "has no variant 'fast'"),
+        ((a, t), {"variant": "vector", "stages": 2}, TypeError, "'vector' has no option 'stages'"),
+        (
+            (odd, odd_t),
+            {"variant": "tma"},
+            ValueError,
+            r"strides \(260, 4\) B .*pitched_copy, or take variant='padded'",
+        ),
+        ((odd_t, odd), {"variant": "ring"}, ValueError, r"the target has strides \(260, 4\)"),
+        ((a[:7], t[:, :7]), {"variant": "store"}, ValueError, "rows of 7 × float32 end within 16 B"),
+        ((a, t), {"variant": "vector", "tile": (9, 1)}, ValueError, "at most 8 spans"),
+        ((a, t), {"variant": "vector", "tile": (1, 1), "threads": 96}, ValueError, "do not divide among 96"),
+    ):
+        with pytest.raises(error, match=message):
+            transpose.transpose(*arguments, **options)
+    huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.int8), (1 << 31, 1), (0, 1))
+    with pytest.raises(ValueError, match="where coordinates end"):
+        transpose.transpose(huge, huge.T)
+
+
+# Wavefronts that an access takes, over those without conflicts: reads of shared memory, then writes.
+CONFLICTS = {"padded": (1, 1), "tma": (32, 0), "swizzle": (4, 0), "vector": (1, 0), "ring": (1, 0), "store": (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [*((v, "float32") for v in CONFLICTS), ("store", "float16"), ("store", "int8")]
+)
+def test_bank_conflicts(variant, dtype, rng):
+    width = 256
+    host = transpose.PROBLEM.inputs(Case((width, width), dtype), rng)
+    with use_backend("sim", banks=True, hazards=False):
+        report = transpose.PROBLEM.variant(variant).bind(host)()
+    found = []
+    for direction in ("ld_shared", "st_shared"):
+        use = report.banks[direction]
+        found.append(use.wavefronts / use.least if use.requests else 0)
+    assert tuple(found) == CONFLICTS[variant]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_more_elements_than_32_bits_count(dtype, seed):
+    assert driver.device_count()
+    rows = (1 << 31) // 32768 + 129  # just above 2^31
+    case = Case((rows, 32768), dtype)
+    fast = [variant for variant in transpose.PROBLEM.variants if variant.name in ("padded", "vector", "store")]
+    for record in suite.run_case(transpose.PROBLEM, case, fast, "gpu", seed=seed, measure=False):
+        assert record.ok, f"{record.variant}: {record.reason}"
