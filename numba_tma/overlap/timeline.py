@@ -112,6 +112,7 @@ class _Drawing(Picture):
         self.text(24, 56, report.device, "muted")
         if report.modelled:
             self.text(width - 24, 34, "modelled, not measured", "warning", "end")
+        self._axis(bottom, end)
         use = report.utilisation()
         for number, stage in enumerate(stages):
             y = _TOP + number * _HEIGHT
@@ -120,7 +121,6 @@ class _Drawing(Picture):
             for span in spans:
                 if span.stage == stage:
                     self._bar(span, y)
-        self._axis(bottom, end)
 
     def _bar(self, span: Span, y: float) -> None:
         x, width = self._x(span.start), max((span.end - span.start) * self._scale, 0.5)
