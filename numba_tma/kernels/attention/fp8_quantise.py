@@ -35,7 +35,7 @@ SMALLEST_SCALE = 2.0**-40
 Q_BLOCK = 64  # rows that share a scale: what a warpgroup computes
 KV_BLOCK = 64  # keys, and values, that share one
 CHUNK = 16  # keys of a column of V beside each other
-# Which of a chunk's keys is where. Bytes 4 t to 4 t + 3 of a row of P's operand are those of thread t of a quad, and its
+# Which of a chunk's keys is where. Bytes 4 t to 4 t + 3 of a row of P's operand are those of thread t of a quad, whose
 # scores are columns 2 t and 2 t + 1 of each eight.
 KEY_ORDER = tuple(8 * (e // 2) + 2 * t + e % 2 for t in range(4) for e in range(4))
 

@@ -433,7 +433,9 @@ def make_fp8(
                 produce_scales(k_scale, v_scale, lane, group)
         else:
             ptx.setmaxnreg_inc(more)
-            mine = uint32(thread // uint32(WARPGROUP) - uint32(1))
+            # By a vote, so that ptxas sees that it is the same for a warp, and keeps descriptors in uniform registers.
+            second = cuda.any_sync(_ALL_LANES, thread >= uint32(2 * WARPGROUP))
+            mine = uint32(1) if second else uint32(0)
             thread = uint32(thread % uint32(WARPGROUP))
             lane_row = uint32(thread // uint32(32) * uint32(16) + thread % uint32(32) // uint32(4))
             lane_key = uint32(thread % uint32(4) * uint32(2))
