@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numba_tma.overlap import MODES, Alone, Mode, Model, Pipeline, ideal, loops, pitfalls, serial, table
-from numba_tma.overlap.model import ModelEngines
+from numba_tma.overlap.model import ModelEngines, ModelStream
 from numba_tma.overlap.rates import stages_alone
 
 MS = 1e-3
@@ -175,3 +175,49 @@ def test_pitfalls_on_the_model(setting):
 def test_impossible_models(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Model(**options)
+
+
+@pytest.mark.parametrize("dropped", ["input", "result"])
+def test_without_its_events_the_pipeline_is_wrong(dropped, monkeypatch):
+    """So the numbers of the other tests would show a wait that is missing."""
+    kept = ModelEngines.wait
+    streams = [ModelStream() for _ in range(3)]
+    deaf = streams[1 if dropped == "input" else 2]
+
+    def wait(engines, stream, event):
+        if stream is not deaf:
+            kept(engines, stream, event)
+
+    monkeypatch.setattr(ModelEngines, "wait", wait)
+
+    def compute(inputs, outputs, stream):
+        outputs["words"][...] = inputs["words"] + 1
+
+    data = [np.full(WORDS, 5 + number, np.uint32) for number in range(6)]
+    with Pipeline(compute, SPEC, SPEC, model=machine(), streams=streams) as p:
+        assert any((result["words"] != data[result.index] + 1).any() for result in p.run(data))
+
+
+def test_random_machines(rng):
+    """Right numbers, in order, and never faster than the longest engine allows, whatever the times."""
+    for _ in range(25):
+        h2d, d2h, compute, prepare = rng.uniform(0.1, 3, 4) * MS
+        mode = str(rng.choice(list(MODES)))
+        count, depth = int(rng.integers(1, 12)), int(rng.integers(1, 8))
+        model = machine(h2d=4 * WORDS / h2d, d2h=4 * WORDS / d2h, compute=compute, prepare=prepare, alone=1e12)
+        data = [rng.integers(0, 2**32, WORDS, np.uint32) for _ in range(count)]
+
+        def invert(inputs, outputs, stream):
+            outputs["words"][...] = ~inputs["words"]
+
+        with Pipeline(invert, SPEC, SPEC, mode=mode, depth=depth, record=True, model=model) as p:
+            for number, result in enumerate(p.run(iter(data))):
+                assert result.index == number
+                np.testing.assert_array_equal(result["words"], ~data[number])
+            assert p.free_slots == depth
+            busy, took = p.report.busy(), p.report.seconds
+        assert took >= max(busy.values()) - 1e-12
+        if mode == "producer" and depth >= 6:
+            assert took == pytest.approx(ideal(Alone(h2d, compute, d2h, prepare), count))
+        if mode.startswith("serial"):
+            assert took == pytest.approx(sum(busy.values()))
