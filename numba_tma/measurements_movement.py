@@ -1,6 +1,7 @@
-"""Benchmarks of moving data: what tiles, stages and blocks do to the rate of reading memory (docs/tile_sweep.md).
+"""Benchmarks of moving data: what tiles, stages and blocks do to the rate of reading memory (docs/tile_sweep.md), and
+what the GPU's counters say of banks (docs/transpose.md) and of multicast (docs/multicast.md).
 
-The instrument is kv_stream with a producer warp and no arithmetic: copies in, and nothing else.
+For the tiles the instrument is kv_stream with a producer warp and no arithmetic: copies in, and nothing else.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from . import bench, driver, suite
+from . import bench, counters, driver, launch, suite
 from .arrays import reinterpret
 from .device_array import DeviceArray
-from .kernels import kv_stream
+from .kernels import Case, kv_stream, multicast, transpose
 
 Record = dict[str, Any]
 
@@ -68,10 +69,9 @@ def _rates(configurations: list[tuple[tuple[int, int], int, int]]) -> list[Recor
         arrays = {n: reinterpret(a, np.float16, (rows, columns), (2 * columns, 2)) for n, a in whole.items()}
         arrays["out"] = DeviceArray(np.zeros((1, rows), np.float32))
         threads = min(128, tile[0] * tile[1] // kv_stream.VECTOR)
-        launch = kv_stream.PROBLEM.variant("tma_ring").bind(
+        launches[str(len(records))] = kv_stream.PROBLEM.variant("tma_ring").bind(
             arrays, tile=tile, stages=stages, work=0, splits=1, threads=threads
         )
-        launches[str(len(records))] = launch
         records.append(
             {
                 "tile": tile,
@@ -91,8 +91,77 @@ def _rates(configurations: list[tuple[tuple[int, int], int, int]]) -> list[Recor
     return [{**record, "share_of_device_copy": record["gb_per_s"] / rate} for record in records]
 
 
+_BANKS = {
+    "ld_shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "st_shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+}
+
+
+def bank_conflicts(size: int = 512) -> list[Record]:
+    """Wavefronts of shared memory that each step of transpose takes: the simulator's beside the GPU's."""
+    problem = transpose.PROBLEM
+    targets = [
+        counters.Target(problem.name, variant.name, (size, size), dtype)
+        for dtype in ("float32", "float16", "int8")
+        for variant in problem.variants
+    ]
+    records = []
+    for target, found in zip(targets, counters.read(targets, list(_BANKS.values())), strict=True):
+        host = problem.inputs(Case(target.shape, target.dtype), np.random.default_rng(0))
+        with launch.use_backend("sim", banks=True, hazards=False):
+            report = problem.variant(target.variant).bind(host)()
+        record: Record = {"variant": target.variant, "shape": list(target.shape), "dtype": target.dtype}
+        for direction, metric in _BANKS.items():
+            use = report.banks[direction]
+            record[direction] = {"gpu": found[metric], "simulator": use.wavefronts, "least": use.least}
+        records.append(record)
+    return records
+
+
+_MULTICAST_SHAPE = (64, 1024, 4096)
+_TRAFFIC = {
+    "l2_sectors_read": "lts__t_sectors_op_read.sum",
+    "l2_sectors_read_by_sms": "lts__t_sectors_srcunit_tex_op_read.sum",
+    "bytes_into_sms": "l1tex__m_xbar2l1tex_read_bytes.sum",
+    "dram_bytes_read": "dram__bytes_read.sum",
+}
+
+
+def multicast_traffic(clusters: tuple[int, ...] = (1, 2, 4, 8)) -> list[Record]:
+    """What multicast does to the traffic between L2 and the SMs, and to the time, for clusters of several sizes."""
+    variants = {cluster: "multicast" if cluster > 1 else "tma" for cluster in clusters}
+    targets = [
+        counters.Target("multicast", name, _MULTICAST_SHAPE, "float32", {"cluster": cluster})
+        for cluster, name in variants.items()
+    ]
+    counted = counters.read(targets, list(_TRAFFIC.values()))
+    case = Case(_MULTICAST_SHAPE, "float32")
+    host = multicast.PROBLEM.inputs(case, np.random.default_rng(0))
+    arrays = {name: DeviceArray(array) for name, array in host.items()}
+    launches = {
+        str(cluster): multicast.PROBLEM.variant(name).bind(arrays, cluster=cluster)
+        for cluster, name in variants.items()
+    }
+    timings = bench.time_launches(launches, repeats=21, flush=False)  # x fits in the L2 cache, and stays there
+    records = []
+    for cluster, found in zip(clusters, counted, strict=True):
+        seconds = timings[str(cluster)].median
+        records.append(
+            {
+                "cluster": cluster,
+                "shape": list(_MULTICAST_SHAPE),
+                "seconds": seconds,
+                "bytes_into_shared_memory": multicast.PROBLEM.bytes_moved(case),
+                **{what: found[metric] for what, metric in _TRAFFIC.items()},
+            }
+        )
+    return records
+
+
 ALL: dict[str, Callable[[], list[Record]]] = {
     "bytes_in_flight": bytes_in_flight,
     "tile_sizes": tile_sizes,
     "tile_shapes": tile_shapes,
+    "bank_conflicts": bank_conflicts,
+    "multicast_traffic": multicast_traffic,
 }
