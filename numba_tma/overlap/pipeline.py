@@ -133,7 +133,8 @@ class Pipeline:
         depth: slots in the ring, each with the buffers of one batch: pinned and device, inputs and outputs. By default
             4 (one being prepared or copied in, one computed, one copied out, one read), 2 in a serial mode.
         prepare: `prepare(batch, buffers)` writes a batch into `buffers`, a dict of host arrays by input's name, in
-            place of copying arrays into them.
+            place of copying arrays into them. What of it lies in pinned memory elsewhere it may return, a dict of
+            arrays: they are read where they are and must not change until the batch's result has come.
         graph: capture what `compute` enqueues for a slot into a CUDA graph once, and launch that. `compute` is then
             called twice a slot, before the first batch, on inputs of zeros, and has to enqueue the same work each time.
         streams: the streams to use, PyTorch's, CuPy's, Numba's, cuda.core's or handles: as many as the mode has (for
@@ -478,10 +479,10 @@ class Pipeline:
 
         def work() -> None:
             if self.prepare is not None:
-                self.prepare(taken.batch, slot.host_inputs)
-                job.sources = slot.host_inputs
+                elsewhere = self.prepare(taken.batch, slot.host_inputs) or {}
+                job.sources = slot.host_inputs | self._staged(elsewhere, slot.host_inputs)
             else:
-                job.sources = self._staged(taken.batch, slot.host_inputs)
+                job.sources = self._staged(_named(taken.batch, self.inputs), slot.host_inputs)
 
         if job.error is None:
             try:
@@ -492,10 +493,12 @@ class Pipeline:
         job.stamp = self.engines.now()
         return job
 
-    def _staged(self, batch: Any, buffers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _staged(self, given: Mapping[str, Any], buffers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Where the copies in read each input: pinned arrays as they are, others copied into the slot's buffers."""
         sources = {}
-        for name, array in _named(batch, self.inputs).items():
+        for name, array in given.items():
+            if name not in self.inputs:
+                raise ValueError(f"array {name!r}; the inputs are {', '.join(self.inputs)}")
             spec, host = self.inputs[name], _host_array(array, name)
             if host.shape != spec.shape or host.dtype != spec.dtype:
                 raise ValueError(

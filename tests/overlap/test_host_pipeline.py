@@ -90,6 +90,22 @@ def test_prepare_writes_into_the_slots_memory(mode, batches):
     assert (threading.current_thread() in threads) == (mode != "producer") and len(threads) == 1
 
 
+def test_prepare_may_point_elsewhere(batches):
+    """Even numbers lie in memory of the source's own, which a model of page-locked memory reads where it is."""
+
+    def prepare(number, buffers):
+        buffers["x"][...] = batches[number] if number % 2 else np.nan
+        return None if number % 2 else {"x": batches[number]}
+
+    with pipeline(mode="producer", prepare=prepare) as p:
+        check(list(p.run(range(11))), batches)
+    with (
+        pipeline(prepare=lambda number, buffers: {"z": batches[0]}) as p,
+        pytest.raises(BatchError, match=r"prepare failed: ValueError: array 'z'; the inputs are x"),
+    ):
+        list(p.run([0]))
+
+
 def test_the_callers_context_holds_in_the_threads(batches):
     seen = []
 
