@@ -449,6 +449,7 @@ _RESULT = re.compile(r"\(\s*\.param\s+(?:\.align\s+\d+\s+)?\.\w+\s+(\w+)(?:\[\d+
 _IMMEDIATE = re.compile(r"//\s*(\w+): immediate (\d+) to (\d+)(?: step (\d+))?(?:: (.*))?$")
 _KIND = re.compile(r"(shared|cluster|global|map|predicate|accumulator):\s*")
 # Registers that the compiler itself names so: one of ours would hide it inside the braces of the inline text.
+_LABEL = re.compile(r"[A-Za-z]\w*:")
 _RESERVED = re.compile(r"%((p|rs|r|rd|f|fd|rq|h|hh)\d+|SPL?)$")
 _SPECIAL = re.compile(
     r"%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock64|globaltimer|tid|ntid|ctaid|nctaid"
@@ -554,8 +555,8 @@ class _Parser:
         for number, line in lines:
             statement = line.split("//")[0].strip()
             if statement:
-                if not statement.endswith(";"):
-                    raise self.fail(number, f"{statement!r} does not end with `;`")
+                if not statement.endswith(";") and not _LABEL.fullmatch(statement):
+                    raise self.fail(number, f"{statement!r} does not end with `;`, nor is it a label")
                 statements.append((number, statement))
         if not statements or statements[-1][1] != "ret;":
             raise self.fail(lines[-1][0] if lines else self.written.line, "the last statement must be `ret;`")

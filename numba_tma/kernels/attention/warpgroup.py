@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from numba import cuda
-from numba.cuda.types import float32, int32, uint32, uint64
+from numba.cuda.types import float32, uint32, uint64
 
 from ... import ptx
 from ...launch import Kernel, kernel
-from ...pipeline import mbarrier_wait, ring
-from ...shared import Barriers, Shared, Tiles
+from ...pipeline import ring
+from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
 from ...warpgroup import ROW_BYTES, matrix_descriptor
 from ..gemm.epilogue import make_pack
@@ -30,6 +30,9 @@ _STEP = 16  # of the inner dimension, in one instruction
 _PATTERN_BYTES = 8 * ROW_BYTES
 # Registers of the producer's and the consumers' threads, by the number of consumers: 64 K together at most.
 REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
+# A tile's number is kept for so many turns. The producer writes that of turn t when each consumer has let go of Q of
+# turn t - 2 at least: then all its threads have met to store O of turn t - 3, and have read the numbers up to that one.
+TURNS = 4
 
 
 @functools.cache
@@ -87,9 +90,6 @@ def make_weighted(head_dim: int, keys: int, dtype: str) -> Callable:
 class Tile(NamedTuple):
     """Device functions for the tiles of `consumers` x 64 queries that a block goes through.
 
-    nth(turn)
-        Number of the tile that this block takes as its `turn`-th: one in each round of as many tiles as there are
-        blocks, in a zigzag, so that each block has now the longest tile of a round, now the shortest.
     place(tile, tiles_m, heads, all_heads, together)
         First row, head and batch. Tiles are gone through by `together` heads at a time, whose keys and values fit into
         the L2 cache; where rows see keys on their left alone, by length, the longest first.
@@ -103,7 +103,6 @@ class Tile(NamedTuple):
         Write the rows' log-sum-exp.
     """
 
-    nth: Callable
     place: Callable
     blocks: Callable
     fetch: Callable
@@ -119,13 +118,6 @@ def make_tile(head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int) 
     by_length = kind.right
     block_range = make_tile_masks(kind, rows, keys).block_range
     pack = make_pack(dtype)
-
-    @cuda.jit(device=True, forceinline=True)
-    def nth(turn):
-        block, blocks = uint32(cuda.blockIdx.x), uint32(cuda.gridDim.x)
-        if turn & uint32(1):
-            block = uint32(blocks - uint32(1) - block)
-        return uint32(turn * blocks + block)
 
     @cuda.jit(device=True, forceinline=True)
     def place(tile, tiles_m, heads, all_heads, together):
@@ -191,11 +183,14 @@ def make_tile(head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int) 
             if r < sq:
                 lse[batch, head, r] = log_sum_exp(largest[i], total[i], factor)
 
-    return Tile(nth, place, blocks, fetch, store, keep)
+    return Tile(place, blocks, fetch, store, keep)
 
 
 def _plan(boxes: int, dtype: str, consumers: int, keys: int, stages: int, o_over_q: bool) -> Shared:
-    """Shared memory: Q and O of each consumer, rings of K and V, a pair of barriers for each of what is fetched."""
+    """Shared memory: Q and O of each consumer, rings of K and V, a pair of barriers for each of what is fetched.
+
+    `tile` has the numbers of this turn's tile and of others before and behind it.
+    """
     members = {"q": Tiles(consumers, (boxes * GROUP_ROWS, BOX_COLUMNS), dtype, swizzle="128B")}
     if not o_over_q:
         members["o"] = members["q"]
@@ -203,7 +198,7 @@ def _plan(boxes: int, dtype: str, consumers: int, keys: int, stages: int, o_over
         members[name] = Tiles(stages, (boxes * keys, BOX_COLUMNS), dtype, swizzle="128B")
     for name, count in (("q", consumers), ("k", stages), ("v", stages)):
         members[f"{name}_full"], members[f"{name}_empty"] = Barriers(count), Barriers(count)
-    return Shared(**members)
+    return Shared(**members, tile=Buffer(TURNS, "uint32"))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -213,11 +208,29 @@ def release(bar, thread):
         ptx.mbarrier_arrive(bar)
 
 
+class Supply(NamedTuple):
+    """Device functions by which a block comes by its tiles and their contents.
+
+    initialise()
+        Of the barriers, by one thread.
+    produce(...)
+        One thread fetches all that the block needs. Its first tile is the block's own; each further one is claimed by
+        way of `counter`, so that blocks that got short tiles get more of them, and announced together with its Q.
+        After as many claims as there are tiles, which is all that are made, the counter is zero again.
+    next_tile(mine, turn)
+        Wait for Q of consumer `mine`'s tile number `turn`; a number behind the last tile's if there is none.
+    """
+
+    initialise: Callable
+    produce: Callable
+    next_tile: Callable
+
+
 @functools.cache
-def make_producer(tile: Tile, smem: Shared, boxes: int, consumers: int, keys: int, stages: int) -> tuple:
-    """Make `initialise()` of the barriers, and `produce(...)`, by which one thread fetches all that a block needs."""
+def make_supply(tile: Tile, smem: Shared, boxes: int, consumers: int, keys: int, stages: int) -> Supply:
+    """The functions for tiles of this kind, in this shared memory."""
     q_bytes, kv_bytes = GROUP_ROWS * boxes * ROW_BYTES, keys * boxes * ROW_BYTES
-    nth, place, blocks, fetch = tile.nth, tile.place, tile.blocks, tile.fetch
+    place, blocks, fetch = tile.place, tile.blocks, tile.fetch
 
     @cuda.jit(device=True, forceinline=True)
     def initialise():
@@ -232,16 +245,20 @@ def make_producer(tile: Tile, smem: Shared, boxes: int, consumers: int, keys: in
         ptx.fence_mbarrier_init()
 
     @cuda.jit(device=True, forceinline=True)
-    def produce(q_map, k_map, v_map, sq, skv, low, high, tiles_m, heads, all_heads, together, group):
-        use, turn = uint32(0), uint32(0)  # of the rings of K and V; of Q, and of this block's tiles
-        tile = nth(turn)
-        while tile < uint32(tiles_m * all_heads):
+    def produce(q_map, k_map, v_map, counter, sq, skv, low, high, tiles_m, heads, all_heads, together, group):
+        use, turn = uint32(0), uint32(0)  # of the rings of K and V; of Q
+        tiles = uint32(tiles_m * all_heads)
+        tile = uint32(cuda.blockIdx.x)
+        while tile < tiles:
+            following = uint32(cuda.gridDim.x + uint32(cuda.atomic.inc(counter, 0, uint32(tiles - uint32(1)))))
             row, head, batch = place(tile, tiles_m, heads, all_heads, together)
             kv_head = uint32(head // group)
             first, block = blocks(row, sq, skv, low, high)
             for i in range(consumers):
                 unroll(1)
-                mbarrier_wait(smem.q_empty[i], (turn & uint32(1)) ^ uint32(1))
+                ptx.mbarrier_wait_parity(smem.q_empty[i], (turn & uint32(1)) ^ uint32(1))
+                if i == 0:
+                    smem.tile[turn % uint32(TURNS)] = tile
                 bar = smem.q_full[i]
                 ptx.mbarrier_arrive_expect_tx(bar, q_bytes)
                 fetch(smem.q[i], q_map, GROUP_ROWS, uint32(row + uint32(i) * uint32(GROUP_ROWS)), head, batch, bar)
@@ -251,16 +268,27 @@ def make_producer(tile: Tile, smem: Shared, boxes: int, consumers: int, keys: in
                 stage, phase = ring(use, stages)
                 use = uint32(use + uint32(1))
                 key = uint32(block * uint32(keys))
-                mbarrier_wait(smem.k_empty[stage], phase ^ uint32(1))
+                ptx.mbarrier_wait_parity(smem.k_empty[stage], phase ^ uint32(1))
                 ptx.mbarrier_arrive_expect_tx(smem.k_full[stage], kv_bytes)
                 fetch(smem.k[stage], k_map, keys, key, kv_head, batch, smem.k_full[stage])
-                mbarrier_wait(smem.v_empty[stage], phase ^ uint32(1))
+                ptx.mbarrier_wait_parity(smem.v_empty[stage], phase ^ uint32(1))
                 ptx.mbarrier_arrive_expect_tx(smem.v_full[stage], kv_bytes)
                 fetch(smem.v[stage], v_map, keys, key, kv_head, batch, smem.v_full[stage])
             turn = uint32(turn + uint32(1))
-            tile = nth(turn)
+            tile = following
+        for i in range(consumers):
+            unroll(1)
+            ptx.mbarrier_wait_parity(smem.q_empty[i], (turn & uint32(1)) ^ uint32(1))
+            if i == 0:
+                smem.tile[turn % uint32(TURNS)] = tiles
+            ptx.mbarrier_arrive(smem.q_full[i])
 
-    return initialise, produce
+    @cuda.jit(device=True, forceinline=True)
+    def next_tile(mine, turn):
+        ptx.mbarrier_wait_parity(smem.q_full[mine], turn & uint32(1))
+        return smem.tile[turn % uint32(TURNS)]
+
+    return Supply(initialise, produce, next_tile)
 
 
 @functools.cache
@@ -291,14 +319,30 @@ def make_warpgroups(
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
     wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
     tile_functions = make_tile(head_dim, dtype, kind, consumers, keys)
-    nth, place, blocks, _, store, keep = tile_functions
+    place, blocks, _, store, keep = tile_functions
     smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
-    initialise, produce = make_producer(tile_functions, smem, boxes, consumers, keys, stages)
+    initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages)
     o_tile = _make_o_tile(smem, o_over_q)
 
     @kernel(threads=WARPGROUP * (consumers + 1), shared=smem)
     def attention_warpgroups(
-        q_map, k_map, v_map, o_map, lse, sq, skv, low, high, tiles_m, heads, all_heads, together, group, factor, inner
+        q_map,
+        k_map,
+        v_map,
+        o_map,
+        lse,
+        counter,
+        sq,
+        skv,
+        low,
+        high,
+        tiles_m,
+        heads,
+        all_heads,
+        together,
+        group,
+        factor,
+        inner,
     ):
         thread = uint32(cuda.threadIdx.x)
         if thread == 0:
@@ -308,7 +352,7 @@ def make_warpgroups(
             if several:
                 ptx.setmaxnreg_dec(fewer)
             if thread == 0:
-                produce(q_map, k_map, v_map, sq, skv, low, high, tiles_m, heads, all_heads, together, group)
+                produce(q_map, k_map, v_map, counter, sq, skv, low, high, tiles_m, heads, all_heads, together, group)
         else:
             if several:
                 ptx.setmaxnreg_inc(more)
@@ -322,13 +366,14 @@ def make_warpgroups(
             shrink = cuda.local.array(2, float32)
             q_tile = ptx.shared_address(smem.q[mine])
             use, turn = uint32(0), uint32(0)
-            tile = nth(turn)
-            while tile < uint32(tiles_m * all_heads):
+            while True:
+                tile = next_tile(mine, turn)
+                if tile >= uint32(tiles_m * all_heads):
+                    break
                 row, head, batch = place(tile, tiles_m, heads, all_heads, together)
                 first, end = blocks(row, sq, skv, low, high)
                 row = uint32(row + mine * uint32(GROUP_ROWS))
                 first_full, end_full = full_range(row, first, end, skv, low, high)
-                mbarrier_wait(smem.q_full[mine], turn & uint32(1))
                 largest[0], largest[1] = float32(NOTHING), float32(NOTHING)
                 total[0], total[1] = float32(0), float32(0)
                 block = end
@@ -338,7 +383,7 @@ def make_warpgroups(
                     block = uint32(block - uint32(1))
                     stage, phase = ring(use, stages)
                     use = uint32(use + uint32(1))
-                    mbarrier_wait(smem.k_full[stage], phase)
+                    ptx.mbarrier_wait_parity(smem.k_full[stage], phase)
                     scores(s, q_tile, ptx.shared_address(smem.k[stage]))
                     wait_scores(s, 0)
                     release(smem.k_empty[stage], thread)
@@ -353,7 +398,7 @@ def make_warpgroups(
                     for i in range(o_elements):
                         unroll()
                         o[i] = o[i] * shrink[i // 2 % 2] if started else float32(0)
-                    mbarrier_wait(smem.v_full[stage], phase)
+                    ptx.mbarrier_wait_parity(smem.v_full[stage], phase)
                     weighted(o, p, ptx.shared_address(smem.v[stage]), True)
                     wait_o(o, 0)
                     release(smem.v_empty[stage], thread)
@@ -368,7 +413,6 @@ def make_warpgroups(
                 if lane_key == 0:
                     keep(lse, batch, head, uint32(row + lane_row), sq, largest, total, factor)
                 turn = uint32(turn + uint32(1))
-                tile = nth(turn)
             if thread == 0:
                 ptx.cp_async_bulk_wait_group_read(0)
 
@@ -416,22 +460,75 @@ def make_overlapped(
     ping_pong = ping_pong and consumers == 2
     pair = 2 * WARPGROUP
     scores, weighted = make_scores(head_dim, keys, dtype), make_weighted(head_dim, keys, dtype)
-    masks = make_tile_masks(kind, GROUP_ROWS, keys)
-    row_range = masks.row_range
+    # The limits are those of the block's tile, not of the warpgroup's part: ptxas must see that they are uniform, or it
+    # takes the loops for places where a warpgroup's threads part, and lets no wgmma run across them.
+    masks = make_tile_masks(kind, GROUP_ROWS * consumers, keys)
+    full_range = masks.full_range
     left = kind.left
     cap, hide, weigh = make_softmax(keys, masks)
     pack = make_pack(dtype)
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
     wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
     tile_functions = make_tile(head_dim, dtype, kind, consumers, keys)
-    nth, place, blocks, _, store, keep = tile_functions
+    place, blocks, _, store, keep = tile_functions
     smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
-    initialise, produce = make_producer(tile_functions, smem, boxes, consumers, keys, stages)
+    initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages)
     o_tile = _make_o_tile(smem, o_over_q)
+
+    def make_advance(hidden: bool) -> Callable:
+        @cuda.jit(device=True, forceinline=True)
+        def advance(
+            s, o, p, largest, total, shrink, q_tile, mine, thread, use, started, row, key, skv, low, high, factor, inner
+        ):
+            stage, phase = ring(use, stages)
+            following, next_phase = ring(uint32(use + uint32(1)), stages)
+            ptx.mbarrier_wait_parity(smem.k_full[following], next_phase)
+            if ping_pong:
+                ptx.bar_sync(uint32(uint32(1) + mine), pair)
+            scores(s, q_tile, ptx.shared_address(smem.k[following]))
+            ptx.mbarrier_wait_parity(smem.v_full[stage], phase)
+            weighted(o, p, ptx.shared_address(smem.v[stage]), started)
+            if ping_pong:
+                ptx.bar_arrive(uint32(uint32(2) - mine), pair)
+            wait_scores(s, 1)
+            release(smem.k_empty[following], thread)
+            if soft_cap:
+                cap(s, inner)
+            if hidden:
+                hide(s, row, key, skv, low, high)
+            weigh(s, factor, largest, total, shrink)
+            wait_o(o, 0)
+            release(smem.v_empty[stage], thread)
+            for i in range(p_elements):  # not before the product that reads them is done
+                unroll()
+                p[i] = ptx.mov_b32(pack(s[2 * i], s[2 * i + 1]))
+            for i in range(o_elements):
+                unroll()
+                o[i] *= shrink[i // 2 % 2]
+
+        return advance
+
+    advance, advance_hidden = make_advance(False), make_advance(True)
 
     @kernel(threads=WARPGROUP * (consumers + 1), shared=smem)
     def attention_overlapped(
-        q_map, k_map, v_map, o_map, lse, sq, skv, low, high, tiles_m, heads, all_heads, together, group, factor, inner
+        q_map,
+        k_map,
+        v_map,
+        o_map,
+        lse,
+        counter,
+        sq,
+        skv,
+        low,
+        high,
+        tiles_m,
+        heads,
+        all_heads,
+        together,
+        group,
+        factor,
+        inner,
     ):
         thread = uint32(cuda.threadIdx.x)
         if thread == 0:
@@ -441,7 +538,7 @@ def make_overlapped(
             if several:
                 ptx.setmaxnreg_dec(fewer)
             if thread == 0:
-                produce(q_map, k_map, v_map, sq, skv, low, high, tiles_m, heads, all_heads, together, group)
+                produce(q_map, k_map, v_map, counter, sq, skv, low, high, tiles_m, heads, all_heads, together, group)
         else:
             if several:
                 ptx.setmaxnreg_inc(more)
@@ -457,28 +554,26 @@ def make_overlapped(
             use, turn = uint32(0), uint32(0)
             if ping_pong and mine == 1:
                 ptx.bar_arrive(1, pair)  # the first warpgroup begins
-            tile = nth(turn)
-            while tile < uint32(tiles_m * all_heads):
+            while True:
+                tile = next_tile(mine, turn)
+                if tile >= uint32(tiles_m * all_heads):
+                    break
                 row, head, batch = place(tile, tiles_m, heads, all_heads, together)
                 first, block = blocks(row, sq, skv, low, high)
+                first_full, end_full = full_range(row, first, block, skv, low, high)
                 row = uint32(row + mine * uint32(GROUP_ROWS))
-                # The keys that all 64 rows see, by way of this thread's own row: with a limit that ptxas knows to be
-                # the same for all threads it parts the loop in a way that lets no wgmma run across.
-                my_first, my_end = row_range(uint32(row + lane_row), skv, low, high)
-                all_first = int32(my_first + int32(GROUP_ROWS - 1) - int32(lane_row))
-                all_end = int32(my_end - int32(lane_row))
-                mbarrier_wait(smem.q_full[mine], turn & uint32(1))
+                row_of_thread = uint32(row + lane_row)
 
                 # The last block of keys: scores and weights, with nothing beside them.
                 block = uint32(block - uint32(1))
                 stage, phase = ring(use, stages)
-                mbarrier_wait(smem.k_full[stage], phase)
+                ptx.mbarrier_wait_parity(smem.k_full[stage], phase)
                 scores(s, q_tile, ptx.shared_address(smem.k[stage]))
                 wait_scores(s, 0)
                 release(smem.k_empty[stage], thread)
                 if soft_cap:
                     cap(s, inner)
-                hide(s, uint32(row + lane_row), uint32(block * uint32(keys) + lane_key), skv, low, high)
+                hide(s, row_of_thread, uint32(block * uint32(keys) + lane_key), skv, low, high)
                 largest[0], largest[1] = float32(NOTHING), float32(NOTHING)
                 total[0], total[1] = float32(0), float32(0)
                 weigh(s, factor, largest, total, shrink)
@@ -486,40 +581,85 @@ def make_overlapped(
                     unroll()
                     p[i] = ptx.mov_b32(pack(s[2 * i], s[2 * i + 1]))
                 started = False
-                while block > first:
+                while block > end_full:
                     unroll(1)
                     block = uint32(block - uint32(1))
-                    use = uint32(use + uint32(1))
-                    following, next_phase = ring(use, stages)
-                    mbarrier_wait(smem.k_full[following], next_phase)
-                    if ping_pong:
-                        ptx.bar_sync(uint32(uint32(1) + mine), pair)
-                    scores(s, q_tile, ptx.shared_address(smem.k[following]))
-                    mbarrier_wait(smem.v_full[stage], phase)
-                    weighted(o, p, ptx.shared_address(smem.v[stage]), started)
-                    if ping_pong:
-                        ptx.bar_arrive(uint32(uint32(2) - mine), pair)
-                    started = True
-                    wait_scores(s, 1)
-                    release(smem.k_empty[following], thread)
-                    if soft_cap:
-                        cap(s, inner)
-                    key, end = int32(block * uint32(keys)), int32(uint32(block + uint32(1)) * uint32(keys))
-                    if end > all_end or (left and key < all_first):
-                        hide(s, uint32(row + lane_row), uint32(block * uint32(keys) + lane_key), skv, low, high)
-                    weigh(s, factor, largest, total, shrink)
-                    wait_o(o, 0)
-                    release(smem.v_empty[stage], thread)
-                    for i in range(p_elements):  # not before the product that reads them is done
-                        unroll()
-                        p[i] = ptx.mov_b32(pack(s[2 * i], s[2 * i + 1]))
-                    for i in range(o_elements):
-                        unroll()
-                        o[i] *= shrink[i // 2 % 2]
-                    stage, phase = following, next_phase
+                    key = uint32(block * uint32(keys) + lane_key)
+                    advance_hidden(
+                        s,
+                        o,
+                        p,
+                        largest,
+                        total,
+                        shrink,
+                        q_tile,
+                        mine,
+                        thread,
+                        use,
+                        started,
+                        row_of_thread,
+                        key,
+                        skv,
+                        low,
+                        high,
+                        factor,
+                        inner,
+                    )
+                    use, started = uint32(use + uint32(1)), True
+                while block > first_full:
+                    unroll(1)
+                    block = uint32(block - uint32(1))
+                    advance(
+                        s,
+                        o,
+                        p,
+                        largest,
+                        total,
+                        shrink,
+                        q_tile,
+                        mine,
+                        thread,
+                        use,
+                        started,
+                        row_of_thread,
+                        uint32(0),
+                        skv,
+                        low,
+                        high,
+                        factor,
+                        inner,
+                    )
+                    use, started = uint32(use + uint32(1)), True
+                if left:
+                    while block > first:
+                        unroll(1)
+                        block = uint32(block - uint32(1))
+                        key = uint32(block * uint32(keys) + lane_key)
+                        advance_hidden(
+                            s,
+                            o,
+                            p,
+                            largest,
+                            total,
+                            shrink,
+                            q_tile,
+                            mine,
+                            thread,
+                            use,
+                            started,
+                            row_of_thread,
+                            key,
+                            skv,
+                            low,
+                            high,
+                            factor,
+                            inner,
+                        )
+                        use, started = uint32(use + uint32(1)), True
+                stage, phase = ring(use, stages)
                 if not o_over_q:
                     release(smem.q_empty[mine], thread)
-                mbarrier_wait(smem.v_full[stage], phase)
+                ptx.mbarrier_wait_parity(smem.v_full[stage], phase)
                 weighted(o, p, ptx.shared_address(smem.v[stage]), started)
                 total[0], total[1] = quad_sum(total[0]), quad_sum(total[1])
                 top, bottom = inverse(total[0]), inverse(total[1])
@@ -533,7 +673,6 @@ def make_overlapped(
                     keep(lse, batch, head, uint32(row + lane_row), sq, largest, total, factor)
                 use = uint32(use + uint32(1))
                 turn = uint32(turn + uint32(1))
-                tile = nth(turn)
             if ping_pong and mine == 0:
                 ptx.bar_sync(1, pair)  # the second one's last arrival
             if thread == 0:
