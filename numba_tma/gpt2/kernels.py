@@ -45,7 +45,8 @@ def make_embed(columns: int, residual: str, at_length: bool) -> Kernel:
         ptx.griddepcontrol_launch_dependents()
         if row < rows:
             if not at_length and row == 0 and lane == 0:
-                picked[batch] = int32(batch * rows) + lengths[batch] - int32(first) - int32(1)
+                length = max(int32(lengths[batch]) - int32(first), int32(1))  # 0 where a graph is tried out
+                picked[batch] = int32(int32(batch * rows) + length - int32(1))
             position = uint32(lengths[batch]) if at_length else uint32(first + row)
             token = int32(tokens[batch, position])
             known = token >= 0 and token < vocabulary and position < wpe.shape[0]
@@ -181,3 +182,20 @@ def gpt2_argmax(logits, sequence, lengths, vocabulary, grow):
             length = uint32(lengths[batch]) + uint32(grow)
             lengths[batch] = int32(length)
             sequence[batch, length] = where
+
+
+_MOVE_THREADS = 256
+
+
+@kernel(threads=_MOVE_THREADS, programmatic=True)
+def gpt2_move(source, target):
+    """target = source, (layers, tokens, columns) bfloat16, whose last dimension is contiguous and begins at multiples
+    of 16 bytes; grid (tokens, layers)."""
+    ptx.griddepcontrol_wait()
+    ptx.griddepcontrol_launch_dependents()
+    token, layer = uint64(cuda.blockIdx.x), uint64(cuda.blockIdx.y)
+    read = ptx.global_address(source) + layer * uint64(source.strides[0]) + token * uint64(source.strides[1])
+    write = ptx.global_address(target) + layer * uint64(target.strides[0]) + token * uint64(target.strides[1])
+    for i in range(uint32(cuda.threadIdx.x), uint32(source.shape[2] // VECTOR), uint32(_MOVE_THREADS)):
+        w0, w1, w2, w3 = ptx.ld_global_v4_u32(read + uint64(i) * uint64(16))
+        ptx.st_global_v4_u32(write + uint64(i) * uint64(16), w0, w1, w2, w3)

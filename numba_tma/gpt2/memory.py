@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from .. import arrays, driver
 from ..arrays import DeviceView
 from ..device_array import DeviceArray
 from ..launch import backend, gpu_refusal
+from ..overlap.gpu import GpuEngines
 
 
 def on_gpu() -> bool:
@@ -95,3 +96,19 @@ def _landed() -> None:
     """Wait for copies of pageable memory: they return when the host's memory may change, which is earlier, and streams
     that do not wait for the default stream would not wait for the rest."""
     driver.synchronize(0)
+
+
+def copy_launch(target: Any, source: Any, stream: int) -> Callable[[], None]:
+    """A function that enqueues a copy between contiguous arrays of equal size where kernels run."""
+    to, what = arrays.view(target), arrays.view(source)
+    if to.host:
+        return lambda: np.copyto(target, source)
+    from cuda.bindings import driver as cu
+
+    nbytes = to.size * to.dtype.itemsize
+    return lambda: driver.check(cu.cuMemcpyDtoDAsync(to.pointer, what.pointer, nbytes, stream), "cuMemcpyDtoDAsync")
+
+
+def pinned(shape: Sequence[int], dtype: object) -> np.ndarray:
+    """Host memory of undefined contents that the copy engines can reach, page-locked where there is a GPU."""
+    return GpuEngines().host_array(tuple(shape), np.dtype(dtype), True) if on_gpu() else np.empty(shape, dtype)

@@ -1,0 +1,232 @@
+"""Retrieval and generation as a pipeline: search, fetch what was found, generate, give back, all four at once.
+
+A `Store` has documents, an index of their vectors, and for each the keys and values that the model made of it, in
+page-locked memory: its cached prefix. A request is a vector to search by, and a question in tokens. For a batch of
+requests
+
+    prepare   a host thread searches the index, and writes the questions into page-locked buffers
+    H2D       copies the prefixes of the documents found, straight from where the store has them
+    compute   puts them into the cache, runs the questions after them, and generates
+    D2H       copies back the answers, and the keys and values of document, question and answer, for the next turn
+
+each for another batch at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..overlap import Pipeline
+from . import memory
+from .batches import stream_of
+from .kernels import gpt2_move
+from .memory import part
+from .model import BFLOAT16, Launch, Model, PromptError, Session, padded
+
+
+class Index(Protocol):
+    """What is asked of an index of vectors; `usearch.index.Index` answers to it."""
+
+    def search(self, vectors: np.ndarray, count: int) -> Any:
+        """For vectors (n, dimensions) the `count` nearest: `.keys`, (n, count)."""
+
+
+def make_index(vectors: np.ndarray) -> Index:
+    """An index (HNSW, by cosine) of vectors (n, dimensions), whose keys are their numbers.
+
+    Raises:
+        ImportError: the package usearch is not installed.
+    """
+    try:
+        from usearch.index import Index as Hnsw
+    except ImportError as error:
+        raise ImportError("searching takes the package usearch: pip install numba-tma[gpt2]") from error
+    index = Hnsw(ndim=vectors.shape[1], metric="cos", dtype="f32")
+    index.add(np.arange(len(vectors)), np.ascontiguousarray(vectors, np.float32))
+    return index
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to search by, (dimensions,) float32, and the question that follows the document found."""
+
+    vector: np.ndarray
+    question: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a request.
+
+    Attributes:
+        document: number of the document found.
+        tokens: the answer.
+        prefix: keys and values (layers, tokens of document and question and answer but the last, 2 C) bfloat16; a view
+            of the slot that it lies in, which is used again when it is gone.
+    """
+
+    document: int
+    tokens: np.ndarray
+    prefix: np.ndarray
+
+
+class Store:
+    """Documents of equal length as the model's keys and values, and the index that finds them.
+
+    Args:
+        model: the weights.
+        documents: tokens (n, length).
+        index: finds a document's number by a vector.
+        batch: documents that are put through the model at a time.
+
+    Raises:
+        PromptError: the documents are longer than the model has positions, or have other tokens.
+    """
+
+    def __init__(self, model: Model, documents: np.ndarray, index: Index, *, batch: int = 8) -> None:
+        documents = np.asarray(documents)
+        self.model, self.index, self.length = model, index, documents.shape[1]
+        width, config = 2 * model.config.n_embd, model.config
+        session = Session(model, batch, positions=self.length)
+        self.prefixes: list[np.ndarray] = []
+        for start in range(0, len(documents), batch):
+            some = documents[start : start + batch]
+            session.prefill(np.resize(some, (batch, self.length)))
+            cache = memory.to_host(session.cache, session.stream)
+            for i in range(len(some)):
+                prefix = memory.pinned((config.n_layer, self.length, width), BFLOAT16)
+                prefix[...] = cache[:, i, :, width // 2 :]
+                self.prefixes.append(prefix)
+
+    @property
+    def prefix_shape(self) -> tuple[int, int, int]:
+        """Layers, tokens and columns of a document's keys and values."""
+        return self.prefixes[0].shape
+
+
+class Retrieval:
+    """The pipeline: batches of requests in, answers out, in order.
+
+    Args:
+        store: documents and model.
+        batch: requests in a batch.
+        question: the most tokens of a question.
+        count: tokens of an answer.
+        options: the pipeline's: mode ("producer" has the search in a thread of its own, and is the default), depth,
+            record, model (of the machine, where there is no GPU), …
+
+    Raises:
+        PromptError: document, question and answer together are longer than the model has positions.
+    """
+
+    def __init__(self, store: Store, batch: int, question: int, count: int, **options: Any) -> None:
+        self.store, self.batch, self.question, self.count = store, batch, question, count
+        layers, past, width = store.prefix_shape
+        self.positions = past + question + count
+        if self.positions > store.model.config.n_positions:
+            raise PromptError(
+                f"documents of {past} tokens, questions of {question} and answers of {count}: more than the model's "
+                f"{store.model.config.n_positions} positions"
+            )
+        self._session: Session | None = None
+        self._work: dict[int, list[Launch]] = {}
+        inputs = {f"prefix{i}": (store.prefix_shape, BFLOAT16) for i in range(batch)}
+        self.pipeline = Pipeline(
+            self._compute,
+            inputs=inputs
+            | {"tokens": ((batch, past + question), np.int32), "lengths": ((batch,), np.int32)}
+            | {"documents": ((batch,), np.int32)},
+            outputs={
+                "prefix": ((batch, layers, self.positions - 1, width), BFLOAT16),
+                "sequence": ((batch, self.positions + 1), np.int32),
+                "lengths": ((batch,), np.int32),
+                "documents": ((batch,), np.int32),
+            },
+            prepare=self._prepare,
+            graph=memory.on_gpu(),
+            **{"mode": "producer"} | options,
+        )
+
+    def run(self, batches: Iterable[Sequence[Request]]) -> Iterator[list[Answer]]:
+        """The answers to each batch of requests.
+
+        Raises:
+            BatchError: naming the batch; its cause is a `PromptError` where a question does not fit.
+        """
+        for result in self.pipeline.run(batches, copy=False):
+            yield self._answers(result.outputs)
+            del result
+
+    def close(self) -> None:
+        """Give buffers and streams back."""
+        self.pipeline.close()
+
+    def __enter__(self) -> Retrieval:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answers(self, outputs: Mapping[str, np.ndarray]) -> list[Answer]:
+        answers = []
+        for i, length in enumerate(outputs["lengths"]):
+            tokens = outputs["sequence"][i, length - self.count + 1 : length + 1].copy()
+            answers.append(Answer(int(outputs["documents"][i]), tokens, outputs["prefix"][i, :, :length]))
+        return answers
+
+    def _prepare(self, requests: Sequence[Request], buffers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Search, and say where the copies in are to read."""
+        if len(requests) != self.batch:
+            raise ValueError(f"{len(requests)} requests in a batch of {self.batch}")
+        past = self.store.length
+        tokens, lengths = padded([request.question for request in requests], self.store.model.config, self.question)
+        vectors = np.stack([np.asarray(request.vector, np.float32) for request in requests])
+        found = np.asarray(self.store.index.search(vectors, 1).keys).reshape(self.batch, -1)[:, 0].astype(np.int32)
+        buffers["tokens"][:, past : past + tokens.shape[1]] = tokens
+        buffers["lengths"][:] = past + lengths
+        buffers["documents"][:] = found
+        return {f"prefix{i}": self.store.prefixes[document] for i, document in enumerate(found)}
+
+    def _compute(self, inputs: dict[str, Any], outputs: dict[str, Any], stream: Any) -> None:
+        if self._session is None:
+            self._session = Session(
+                self.store.model, self.batch, positions=self.positions, prompt=self.question, stream=stream_of(stream)
+            )
+        key = id(inputs["tokens"])
+        if key not in self._work:
+            self._work[key] = self._launches(self._session, inputs, outputs)
+        for launch in self._work[key]:
+            launch()
+
+    def _launches(self, session: Session, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Launch]:
+        layers, past, width = self.store.prefix_shape
+        stream = session.stream
+
+        def moved(source: Any, target: Any) -> Launch:
+            return gpt2_move[(source.shape[1], layers), None, stream].bind(source, target)
+
+        columns = slice(width // 2, None)
+        launches = [
+            moved(inputs[f"prefix{i}"], part(session.cache, (slice(None), i, slice(0, past), columns)))
+            for i in range(self.batch)
+        ]
+        launches += [
+            memory.copy_launch(session.lengths, inputs["lengths"], stream),
+            *session.context_launches(inputs["tokens"], session.lengths, self.question, past),
+            session.head_launch(session.logits),
+            session.choose_launch(),
+            *session.decode_launches() * (self.count - 1),
+        ]
+        launches += [
+            moved(
+                part(session.cache, (slice(None), i, slice(0, self.positions - 1), columns)),
+                part(outputs["prefix"], i),
+            )
+            for i in range(self.batch)
+        ]
+        copies = (("sequence", session.sequence), ("lengths", session.lengths), ("documents", inputs["documents"]))
+        return launches + [memory.copy_launch(outputs[name], source, stream) for name, source in copies]

@@ -1,0 +1,111 @@
+"""Workloads: batches of prompts, and retrieval with cached prefixes, through the copy engines and the model at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from numba_tma.gpt2 import reference
+from numba_tma.gpt2.batches import BatchInference
+from numba_tma.gpt2.config import Config
+from numba_tma.gpt2.model import PromptError, Session
+from numba_tma.gpt2.retrieval import Request, Retrieval, Store, make_index
+from numba_tma.gpt2.weights import random_weights
+from numba_tma.overlap import BatchError, Model
+
+CONFIG = Config(n_layer=1, n_head=2, n_embd=64, n_positions=48, vocab_size=211)
+
+TOLERANCE = 0.04  # of the logits' standard deviation, as for the model
+
+
+@pytest.fixture
+def weights(seed):
+    """One layer is enough to see that batches do not get mixed up."""
+    return random_weights(CONFIG, seed)
+
+
+@pytest.mark.parametrize("mode", ["serial_pinned", "producer"])
+def test_batches_of_prompts(rng, weights, model, mode):
+    batches = [[rng.integers(0, 211, n) for n in rng.integers(1, 13, 2)] for _ in range(3)]
+    with BatchInference(model, 2, 12, mode=mode, depth=2, record=True, model=Model()) as inference:
+        for prompts, logits in zip(batches, inference.run(batches), strict=True):
+            for prompt, found in zip(prompts, logits, strict=True):
+                expected = reference.logits(weights, prompt)[-1]
+                assert np.abs(found - expected).max() <= TOLERANCE * expected.std()
+        assert inference.pipeline.report.batches == 3
+        del logits, found  # which lie in a slot
+        with pytest.raises(BatchError, match="batch 1: prepare failed: PromptError: prompt 0 has 13 tokens"):
+            list(inference.run([batches[0], [[1] * 13, [2]]]))
+
+
+def test_logits_of_every_position(rng, weights, model):
+    prompts = [rng.integers(0, 211, n) for n in (12, 5)]
+    with BatchInference(model, 2, 12, every=True, model=Model()) as inference:
+        (logits,) = (found.astype(np.float32) for found in inference.run([prompts]))
+    for prompt, rows in zip(prompts, logits, strict=True):
+        expected = reference.logits(weights, prompt)
+        assert np.abs(rows[: len(prompt)] - expected).max() <= TOLERANCE * expected.std()
+
+
+class Nearest:
+    """An index that compares with every vector."""
+
+    def __init__(self, vectors):
+        self.vectors = vectors
+
+    def search(self, vectors, count):
+        class Found:
+            keys = np.argsort(-vectors @ self.vectors.T, axis=1)[:, :count]
+
+        return Found
+
+
+def unit(rng, shape):
+    vectors = rng.standard_normal(shape).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_a_library_searches(rng):
+    pytest.importorskip("usearch")
+    vectors = unit(rng, (500, 32))
+    wanted = rng.integers(0, 500, 20)
+    found = make_index(vectors).search(vectors[wanted] + 0.01 * unit(rng, (20, 32)), 1).keys
+    assert np.count_nonzero(np.asarray(found)[:, 0] == wanted) >= 17  # the index is an approximate one
+
+
+def test_retrieval(rng, weights, model):
+    """As if document and question had been one prompt; what comes back serves as the next turn's prefix."""
+    documents, vectors = rng.integers(0, 211, (3, 16)), unit(rng, (3, 8))
+    store = Store(model, documents, Nearest(vectors), batch=2)
+    wanted = rng.integers(0, 3, (2, 2))
+    batches = [
+        [Request(vectors[i] + 0.05 * unit(rng, (1, 8))[0], rng.integers(0, 211, rng.integers(1, 7))) for i in some]
+        for some in wanted
+    ]
+    session = Session(model, 1)
+    with Retrieval(store, 2, question=6, count=3, depth=2, record=True, model=Model()) as retrieval:
+        for some, requests, answers in zip(wanted, batches, retrieval.run(batches), strict=True):
+            for document, request, answer in zip(some, requests, answers, strict=True):
+                assert answer.document == document
+                prompt = np.concatenate([documents[document], request.question])
+                sequence = np.concatenate([prompt, answer.tokens])
+                logits = reference.logits(weights, sequence)[len(prompt) - 1 : -1]
+                chosen = np.take_along_axis(logits, answer.tokens[:, None], 1)[:, 0]
+                assert (logits.max(axis=1) - chosen <= 2 * TOLERANCE * logits.std(axis=1)).all()
+                assert answer.prefix.shape == (1, len(sequence) - 1, 128)
+            session.prefill([sequence[:-1]])
+            again = session.cache[:, 0, : len(sequence) - 1, 64:]
+            assert np.abs(answer.prefix - again.astype(np.float32)).max() <= TOLERANCE * again.std()
+        busy = retrieval.pipeline.report.busy()
+    assert all(busy[stage] > 0 for stage in ("H2D", "compute", "D2H"))
+
+
+def test_what_does_not_fit(rng, model):
+    store = Store(model, rng.integers(0, 211, (2, 16)), Nearest(unit(rng, (2, 8))), batch=2)
+    with pytest.raises(PromptError, match="more than the model's 48 positions"):
+        Retrieval(store, 2, question=30, count=4, model=Model())
+    with Retrieval(store, 2, question=6, count=2, model=Model()) as retrieval:
+        with pytest.raises(BatchError, match="prompt 1 has 7 tokens"):
+            list(retrieval.run([[Request(np.ones(8), [1]), Request(np.ones(8), [1] * 7)]]))
+        with pytest.raises(BatchError, match="1 requests in a batch of 2"):
+            list(retrieval.run([[Request(np.ones(8), [1])]]))
