@@ -38,8 +38,9 @@ MAX_ELEMENT_STRIDE = 8
 _GRANULE = 16  # bytes; addresses, strides and the box's rows are multiples of it
 _MAX_SHARED = max(CAPACITY.values())
 
-_L2_PROMOTION = {"none": 0, "64B": 1, "128B": 2, "256B": 3}
-_FILL = {"zero": 0, "nan": 1}
+TILED, IM2COL = "cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col"
+L2_PROMOTION = {"none": 0, "64B": 1, "128B": 2, "256B": 3}
+FILL = {"zero": 0, "nan": 1}
 
 
 class TensorMapError(ValueError):
@@ -60,7 +61,7 @@ class TensorMapSpec:
 
     `dtype`, `interleave`, `swizzle`, `l2_promotion` and `fill` are values of the driver's enumerations.
     `sizes`, `box` and `element_strides` have one entry a dimension, in elements; `strides` are in bytes and
-    lack the fastest dimension.
+    lack the fastest dimension. Maps of im2col mode have corners, `lower` and `upper`, and (channels, pixels) as `box`.
     """
 
     dtype: int
@@ -72,6 +73,8 @@ class TensorMapSpec:
     swizzle: int
     l2_promotion: int
     fill: int
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -132,7 +135,7 @@ class TensorMap:
                 f"TensorMap of a {type(array).__name__}: expected a NumPy array, or a device array with "
                 f"__cuda_array_interface__ or DLPack (Numba, CuPy, PyTorch)"
             )
-        element = _element_type(view, dtype)
+        element = element_type(view, dtype)
         view = replace(view, dtype=element.numpy)
         if transpose:
             view = replace(view, shape=view.shape[::-1], strides=view.strides[::-1])
@@ -141,12 +144,12 @@ class TensorMap:
         swizzle = "none" if swizzle is None else swizzle
 
         _check_rank(view)
-        _check_modes(element, swizzle, interleave, l2_promotion, fill)
-        _check_address(view)
-        _check_sizes(view)
-        strides = _checked_strides(view, transpose, overlap)
+        check_modes(element, swizzle, interleave, l2_promotion, fill)
+        check_address(view)
+        check_sizes(view)
+        strides = checked_strides(view, transpose, overlap)
         box = _checked_box(view, element, box, swizzle)
-        steps = _checked_element_strides(element_strides, len(box))
+        steps = checked_element_strides(element_strides, len(box))
 
         self.array = array
         self.view = view
@@ -162,8 +165,8 @@ class TensorMap:
             element_strides=steps[::-1],
             interleave=0,
             swizzle=SWIZZLES[swizzle].code,
-            l2_promotion=_L2_PROMOTION[l2_promotion],
-            fill=_FILL[fill],
+            l2_promotion=L2_PROMOTION[l2_promotion],
+            fill=FILL[fill],
         )
         self._check_tile()
         if store and not view.readonly:
@@ -215,6 +218,8 @@ class TensorMap:
                 swizzle=spec.swizzle,
                 l2_promotion=spec.l2_promotion,
                 fill=spec.fill,
+                lower=spec.lower,
+                upper=spec.upper,
             )
         )
 
@@ -240,7 +245,7 @@ def _tile_shape(box: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
     return tuple(-(-extent // step) for extent, step in zip(box, steps, strict=True))
 
 
-def _element_type(view: ArrayView, dtype: object) -> ElementType:
+def element_type(view: ArrayView, dtype: object) -> ElementType:
     if dtype is None:
         return dtypes.lookup(view.dtype)
     element = dtypes.lookup(dtype)
@@ -274,11 +279,11 @@ def _check_rank(view: ArrayView) -> None:
         )
 
 
-def _check_modes(element: ElementType, swizzle: object, interleave: object, l2_promotion: object, fill: object) -> None:
+def check_modes(element: ElementType, swizzle: object, interleave: object, l2_promotion: object, fill: object) -> None:
     for rule, value, choices in (
         ("swizzle", swizzle, SWIZZLES),
-        ("L2 promotion", l2_promotion, _L2_PROMOTION),
-        ("fill", fill, _FILL),
+        ("L2 promotion", l2_promotion, L2_PROMOTION),
+        ("fill", fill, FILL),
     ):
         if not isinstance(value, str) or value not in choices:
             raise TensorMapError(rule, f"{value!r} is unknown; choose one of {', '.join(map(repr, choices))}")
@@ -295,7 +300,7 @@ def _check_modes(element: ElementType, swizzle: object, interleave: object, l2_p
         )
 
 
-def _check_address(view: ArrayView) -> None:
+def check_address(view: ArrayView) -> None:
     if view.pointer == 0:
         raise TensorMapError("base address", "the array's pointer is null; allocate the array first")
     if view.pointer % _GRANULE:
@@ -307,7 +312,7 @@ def _check_address(view: ArrayView) -> None:
         )
 
 
-def _check_sizes(view: ArrayView) -> None:
+def check_sizes(view: ArrayView) -> None:
     for axis, size in enumerate(view.shape):
         if not 1 <= size <= MAX_EXTENT:
             raise TensorMapError(
@@ -317,7 +322,7 @@ def _check_sizes(view: ArrayView) -> None:
             )
 
 
-def _checked_strides(view: ArrayView, transposed: bool, overlap: bool) -> tuple[int, ...]:
+def checked_strides(view: ArrayView, transposed: bool, overlap: bool) -> tuple[int, ...]:
     """Strides in bytes; a dimension of one element, whose stride means nothing, is given a legal one."""
     item = view.dtype.itemsize
     strides = list(view.strides)
@@ -393,7 +398,7 @@ def _check_overlap(view: ArrayView, strides: Sequence[int]) -> None:
 
 
 def _checked_box(view: ArrayView, element: ElementType, box: object, swizzle: str) -> tuple[int, ...]:
-    extents = _integers("box", box)
+    extents = integers("box", box)
     if len(extents) != len(view.shape):
         raise TensorMapError(
             "box rank",
@@ -428,10 +433,10 @@ def _wider_swizzle(inner: int) -> str:
     return f"swizzle={wide_enough[0]!r}" if wide_enough else "no swizzle"
 
 
-def _checked_element_strides(element_strides: object, rank: int) -> tuple[int, ...]:
+def checked_element_strides(element_strides: object, rank: int) -> tuple[int, ...]:
     if element_strides is None:
         return (1,) * rank
-    steps = _integers("element strides", element_strides)
+    steps = integers("element strides", element_strides)
     if len(steps) != rank:
         raise TensorMapError(
             "element strides",
@@ -449,7 +454,7 @@ def _checked_element_strides(element_strides: object, rank: int) -> tuple[int, .
     return steps
 
 
-def _integers(rule: str, values: object) -> tuple[int, ...]:
+def integers(rule: str, values: object) -> tuple[int, ...]:
     if not isinstance(values, Sequence) or not all(hasattr(v, "__index__") for v in values):
         raise TensorMapError(rule, f"{values!r} is not a sequence of integers")
     return tuple(int(v) for v in values)
@@ -469,42 +474,39 @@ def _warn_of_overrun(view: ArrayView) -> None:
 
 
 @functools.cache
-def _driver_function() -> ctypes._CFuncPtr:
-    """cuTensorMapEncodeTiled itself; the result that its wrapper allocates need not be aligned as it must."""
+def _driver_function(name: str) -> ctypes._CFuncPtr:
+    """The encoder of that name itself; the result that its wrapper allocates need not be aligned as it must."""
     from cuda.bindings import driver
 
-    status, pointer, _ = driver.cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, 0)
+    status, pointer, _ = driver.cuGetProcAddress(name.encode(), 12000, 0)
     if int(status) != 0 or not pointer:
-        raise TensorMapError(
-            "driver", f"it has no cuTensorMapEncodeTiled ({status.name}); CUDA 12.0 or newer is needed"
-        )
+        raise TensorMapError("driver", f"it has no {name} ({status.name}); CUDA 12.0 or newer is needed")
     words, integers = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint32)
+    signed = ctypes.POINTER(ctypes.c_int)
+    number, address, box = ctypes.c_uint32, ctypes.c_void_p, (integers,)
+    if name == IM2COL:
+        box = (signed, signed, number, number)
+    modes = (ctypes.c_int,) * 4
     prototype = ctypes.CFUNCTYPE(
-        *(
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.c_int,
-            ctypes.c_uint32,
-            ctypes.c_void_p,
-            words,
-            words,
-            integers,
-            integers,
-        ),
-        *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+        ctypes.c_int, address, ctypes.c_int, number, address, words, words, *box, integers, *modes
     )
     return prototype(int(pointer))
 
 
 def _driver_encode(spec: TensorMapSpec, address: int, what: str) -> bytes:
+    name = IM2COL if spec.lower else TILED
     try:
-        function = _driver_function()
+        function = _driver_function(name)
     except (ImportError, RuntimeError, OSError) as error:
         raise TensorMapError(
             "driver", f"there is no CUDA driver to encode the map ({error}); use the simulator"
         ) from None
     buffer = ctypes.create_string_buffer(descriptor.NBYTES + descriptor.ALIGNMENT)
     start = -ctypes.addressof(buffer) % descriptor.ALIGNMENT
+    box: tuple = ((ctypes.c_uint32 * spec.rank)(*spec.box),)
+    if spec.lower:
+        corners = [(ctypes.c_int * len(spec.lower))(*corner) for corner in (spec.lower, spec.upper)]
+        box = (*corners, *spec.box)
     status = function(
         ctypes.addressof(buffer) + start,
         spec.dtype,
@@ -512,7 +514,7 @@ def _driver_encode(spec: TensorMapSpec, address: int, what: str) -> bytes:
         address,
         (ctypes.c_uint64 * spec.rank)(*spec.sizes),
         (ctypes.c_uint64 * MAX_RANK)(*spec.strides),
-        (ctypes.c_uint32 * spec.rank)(*spec.box),
+        *box,
         (ctypes.c_uint32 * spec.rank)(*spec.element_strides),
         spec.interleave,
         spec.swizzle,
@@ -523,8 +525,7 @@ def _driver_encode(spec: TensorMapSpec, address: int, what: str) -> bytes:
         from cuda.bindings import driver
 
         raise TensorMapError(
-            "driver",
-            f"cuTensorMapEncodeTiled refused {what} at {address:#x} with {driver.CUresult(status).name}: {spec}",
+            "driver", f"{name} refused {what} at {address:#x} with {driver.CUresult(status).name}: {spec}"
         )
     return buffer.raw[start : start + descriptor.NBYTES]
 
@@ -537,16 +538,23 @@ class TensorMapType(types.Type):
     """
 
     def __init__(
-        self, element: ElementType, box: tuple[int, ...], element_strides: tuple[int, ...], swizzle: str
+        self,
+        element: ElementType,
+        box: tuple[int, ...],
+        element_strides: tuple[int, ...],
+        swizzle: str,
+        im2col: bool = False,
     ) -> None:
         self.element, self.box, self.element_strides, self.swizzle = element, box, element_strides, swizzle
+        self.im2col, self.rank = im2col, len(element_strides)
         steps = "" if set(element_strides) == {1} else f", element_strides={element_strides}"
-        super().__init__(name=f"TensorMap({element}, box={box}{steps}, swizzle={swizzle!r})")
+        kind = f"Im2colMap(rank {self.rank}, " if im2col else "TensorMap("
+        super().__init__(name=f"{kind}{element}, box={box}{steps}, swizzle={swizzle!r})")
 
     @property
     def tile_shape(self) -> tuple[int, ...]:
         """What one copy moves."""
-        return _tile_shape(self.box, self.element_strides)
+        return self.box if self.im2col else _tile_shape(self.box, self.element_strides)
 
 
 @register_model(TensorMapType)
@@ -556,7 +564,7 @@ class _TensorMapModel(core_models.PrimitiveModel):
 
 
 _CONSTANTS = {
-    "rank": lambda owner: len(owner.box),
+    "rank": lambda owner: owner.rank,
     "box": lambda owner: owner.box,
     "tile_shape": lambda owner: owner.tile_shape,
     "box_bytes": lambda owner: math.prod(owner.tile_shape) * owner.element.size,
@@ -604,10 +612,13 @@ def _check_copy(function: ptx.Function, found: dict[str, types.Type]) -> None:
     tensor_map = found["tensorMap"]
     if not isinstance(tensor_map, TensorMapType):
         return
+    if tensor_map.im2col != ("im2col" in function.name):
+        wanted = "an Im2colMap" if "im2col" in function.name else "a tiled TensorMap"
+        raise TypingError(f"ptx.{function.name} takes {wanted}; found {tensor_map}")
     rank = sum(name[0] == "c" and name[1:].isdigit() for name in found)
-    if rank != len(tensor_map.box):
+    if rank != tensor_map.rank:
         raise TypingError(
-            f"ptx.{function.name} is for maps of {rank} dimensions; found {tensor_map} of {len(tensor_map.box)}"
+            f"ptx.{function.name} is for maps of {rank} dimensions; found {tensor_map} of {tensor_map.rank}"
         )
     tile = found.get("dstMem", found.get("srcMem"))
     if not isinstance(tile, TileType):

@@ -57,7 +57,9 @@ _NO_TRACE = {"fence_mbarrier_init"} | {name for name, f in FUNCTIONS.items() if 
 # What a kernel does once for many: the fence after mbarrier.init, reading the lane's number for a copy, where shared
 # memory lies among generic addresses.
 _ONCE = {"FENCE.VIEW.ASYNC.S", "SR_LANEID", "SR_SWINHI"}
-_SHARED_WITHIN_A_KERNEL = ("mbarrier_init", "tensormap_cp_fenceproxy", "ld_shared_cluster")
+# A linked function's last operands come by the stack if there are many.
+_ON_THE_STACK = {"LDL.U16"}
+_SHARED_WITHIN_A_KERNEL = ("mbarrier_init", "tensormap_cp_fenceproxy", "ld_shared_cluster", "st_shared_cluster")
 
 
 def _kernel(names, *, linked):
@@ -154,7 +156,7 @@ def test_every_function_gives_the_same_instruction_inlined_and_linked(start):
             continue
         once = _ONCE if name.startswith(_SHARED_WITHIN_A_KERNEL) else set()
         assert inlined[name] - once, f"{name}: nothing but moves"
-        assert inlined[name] - once == linked[name] - once, name
+        assert inlined[name] - once == linked[name] - once - _ON_THE_STACK, name
 
 
 def _ptxas():

@@ -14,6 +14,7 @@ import numpy as np
 
 from . import descriptor
 from .aligned import WARP, Groups, together, uniform
+from .decode import DTYPES
 from .errors import Misaligned, OutOfBounds, SimError, UnknownInstruction
 from .fragment import Fragment
 from .loadstore import space_of
@@ -196,8 +197,11 @@ def _bulk_to_global(
 
 def _tensor(d: Builder, instruction: Instruction) -> Step:
     modifiers = instruction.modifiers
-    if any(m.startswith(("im2col", "tile::")) for m in modifiers):
-        raise UnknownInstruction("the simulator knows tensor copies in tile mode only", instruction)
+    im2col = "im2col" in modifiers and "prefetch" not in modifiers
+    if not im2col and any(m.startswith(("im2col", "tile::")) for m in modifiers):
+        raise UnknownInstruction(
+            "the simulator knows tensor copies in tile mode, and loads in im2col mode", instruction
+        )
     operands = list(instruction.operands)
     position = next(i for i, operand in enumerate(operands) if isinstance(operand, TensorOperand))
     tensor_operand = operands.pop(position)
@@ -237,6 +241,7 @@ def _tensor(d: Builder, instruction: Instruction) -> Step:
 
         return _each_lane(d, instruction, store, source, *readers)
     destination, bar, *rest = operands
+    moved = [d.reader(element, DTYPES["u16"]) for element in rest.pop(0).elements] if im2col else []
     mask = _multicast(instruction, rest)
     masks = [] if mask is None else [d.reader(mask, U32)]
 
@@ -245,9 +250,13 @@ def _tensor(d: Builder, instruction: Instruction) -> Step:
         address, *coords = others[len(masks) :]
         targets, dst, bar = _load_place(machine, slot, dst, bar, mask_value)
         data = tensor_map(machine, thread, slot, address)
-        machine.engine.issue_tensor_load(thread, data, coords, dst, bar, targets=targets, origin=instruction)
+        if im2col:
+            coords, offsets = coords[:rank], coords[rank:]
+            machine.engine.issue_im2col_load(thread, data, coords, offsets, dst, bar, targets, origin=instruction)
+        else:
+            machine.engine.issue_tensor_load(thread, data, coords, dst, bar, targets=targets, origin=instruction)
 
-    return _each_lane(d, instruction, load, _address(d, destination), _address(d, bar), *masks, *readers)
+    return _each_lane(d, instruction, load, _address(d, destination), _address(d, bar), *masks, *readers, *moved)
 
 
 # cp.async and groups

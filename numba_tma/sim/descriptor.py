@@ -17,13 +17,17 @@ offset  bytes  field (little-endian)
 16      8      global address
 24      40     sizes of dimensions 0 to 4 in elements, innermost first
 64      32     strides of dimensions 1 to 4 in bytes
-96      10     box extents of dimensions 0 to 4 in elements
+96      10     box extents of dimensions 0 to 4 in elements; im2col: channels and pixels
 106     5      element (traversal) strides of dimensions 0 to 4
-111     17     zero
+111     1      mode: 0 tiled, 1 im2col
+112     6      im2col: lower corner of the bounding box, dimensions 1 to 3, signed
+118     6      im2col: upper corner of the bounding box, dimensions 1 to 3, signed
+124     4      zero
 ======  =====  ==========================================================================================
 
 Dimensions from the rank upwards are ignored (zero as encoded). Sources: CUDA Driver API,
-"Tensor Map Object Management" (``cuTensorMapEncodeTiled``); PTX ISA, "Tensor-map" and "tensormap.replace".
+"Tensor Map Object Management" (``cuTensorMapEncodeTiled``, ``cuTensorMapEncodeIm2col``); PTX ISA, "Tensor-map",
+"Im2col mode" and "tensormap.replace".
 """
 
 from __future__ import annotations
@@ -38,10 +42,14 @@ from .errors import SimError
 NBYTES = 128
 ALIGNMENT = 64
 MAX_RANK = 5
+MAX_PIXELS = 1024  # of one im2col copy
+# Smallest and largest number in a corner of an im2col map's bounding box, by rank.
+CORNER_LIMITS = {3: (-(1 << 15), (1 << 15) - 1), 4: (-(1 << 7), (1 << 7) - 1), 5: (-(1 << 4), (1 << 4) - 1)}
+_MODE = 111  # offset of the mode
 _TAG = b"NUMBATMA"
 _VERSION = 1
 _HEAD = struct.pack("<8sH", _TAG, _VERSION)
-_FIELDS = struct.Struct("<6BQ5Q4Q5H5B17x")
+_FIELDS = struct.Struct("<6BQ5Q4Q5H5BB3h3h4x")
 
 
 class TensorMapError(SimError):
@@ -151,11 +159,14 @@ _PTX_ELEMTYPE = (
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A tiled tensor map, dimensions innermost first as the hardware counts them.
+    """A tensor map, dimensions innermost first as the hardware counts them.
 
     `sizes`, `box` and `element_strides` have `rank` entries (elements); `strides` has `rank` - 1 (bytes, of
     dimensions 1 and up; the innermost dimension is contiguous). `address` is the global address of element
     (0, …, 0).
+
+    With corners it is an im2col map: `box` is (channels, pixels), and the bounding box of the pixels goes, in each of
+    the dimensions between the channels and the images, from `lower` to the tensor's last plus `upper`.
     """
 
     dtype: int
@@ -168,6 +179,8 @@ class Descriptor:
     swizzle: int = Swizzle.NONE
     l2_promotion: int = L2Promotion.NONE
     fill: int = Fill.ZERO
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.element_strides:
@@ -177,6 +190,11 @@ class Descriptor:
     def rank(self) -> int:
         """Number of dimensions, 1 to 5."""
         return len(self.sizes)
+
+    @property
+    def im2col(self) -> bool:
+        """Whether copies walk over pixels instead of taking a box."""
+        return bool(self.lower or self.upper)
 
 
 def encode(desc: Descriptor) -> bytes:
@@ -198,6 +216,9 @@ def encode(desc: Descriptor) -> bytes:
         *padded(desc.strides, 4),
         *padded(desc.box, 5),
         *padded(desc.element_strides, 5),
+        desc.im2col,
+        *padded(desc.lower, 3),
+        *padded(desc.upper, 3),
     )
 
 
@@ -211,24 +232,27 @@ def decode(data: bytes) -> Descriptor:
     _check_tag(data)
     dtype, last, interleave, swizzle, l2_promotion, fill, address, *rest = _FIELDS.unpack_from(data, len(_HEAD))
     rank = last + 1
+    im2col = rest[19]
     desc = Descriptor(
         dtype=dtype,
         address=address,
         sizes=tuple(rest[0:5][:rank]),
         strides=tuple(rest[5:9][: rank - 1]),
-        box=tuple(rest[9:14][:rank]),
+        box=tuple(rest[9:14][: 2 if im2col else rank]),
         element_strides=tuple(rest[14:19][:rank]),
         interleave=interleave,
         swizzle=swizzle,
         l2_promotion=l2_promotion,
         fill=fill,
+        lower=tuple(rest[20:23][: rank - 2]) if im2col else (),
+        upper=tuple(rest[23:26][: rank - 2]) if im2col else (),
     )
     check(desc)
     return desc
 
 
 def check(desc: Descriptor) -> None:
-    """Raise TensorMapError unless `desc` keeps every rule of ``cuTensorMapEncodeTiled``.
+    """Raise TensorMapError unless `desc` keeps every rule of ``cuTensorMapEncodeTiled`` or ``…Im2col``.
 
     Interleaved layouts are refused: the simulator does not model them.
     """
@@ -237,11 +261,14 @@ def check(desc: Descriptor) -> None:
     rank = desc.rank
     _require(1 <= rank <= MAX_RANK, f"rank {rank} is not in 1 to {MAX_RANK}")
     lengths = len(desc.strides) + 1, len(desc.box), len(desc.element_strides)
+    extents = 2 if desc.im2col else rank
     _require(
-        lengths == (rank, rank, rank),
-        f"rank {rank} needs {rank - 1} strides, {rank} box extents and {rank} element strides; "
+        lengths == (rank, extents, rank),
+        f"rank {rank} needs {rank - 1} strides, {extents} box extents and {rank} element strides; "
         f"got {len(desc.strides)}, {len(desc.box)} and {len(desc.element_strides)}",
     )
+    if desc.im2col:
+        _check_corners(desc)
     _require(desc.interleave == Interleave.NONE, f"interleave {desc.interleave} is not modelled; use none (0)")
     _require(0 <= desc.swizzle <= 3, f"swizzle {desc.swizzle} does not exist on Hopper (0 to 3)")
     _require(0 <= desc.l2_promotion <= 3, f"L2 promotion {desc.l2_promotion} is not in 0 to 3")
@@ -262,7 +289,8 @@ def check(desc: Descriptor) -> None:
             f"stride {stride} B of dimension {dim} is not a multiple of 16 B below 2**40; pad the rows",
         )
     for dim, extent in enumerate(desc.box):
-        _require(0 < extent <= 256, f"box extent {extent} of dimension {dim} is not in 1 to 256")
+        limit = MAX_PIXELS if desc.im2col and dim else 256
+        _require(0 < extent <= limit, f"box extent {extent} of dimension {dim} is not in 1 to {limit}")
     for dim, step in enumerate(desc.element_strides):
         _require(0 < step <= 8, f"element stride {step} of dimension {dim} is not in 1 to 8")
     inner = desc.box[0] * dtype.nbytes
@@ -275,6 +303,25 @@ def check(desc: Descriptor) -> None:
         desc.swizzle == Swizzle.NONE or inner <= span,
         f"the box is {inner} B wide, more than the {span} B of its swizzle; narrow the box or take a wider swizzle",
     )
+
+
+def _check_corners(desc: Descriptor) -> None:
+    rank = desc.rank
+    _require(rank >= 3, f"rank {rank} is not in 3 to {MAX_RANK}, as an im2col map's must be")
+    _require(
+        len(desc.lower) == len(desc.upper) == rank - 2,
+        f"rank {rank} needs {rank - 2} numbers for each corner; got {len(desc.lower)} and {len(desc.upper)}",
+    )
+    low, high = CORNER_LIMITS[rank]
+    for dim, (lower, upper) in enumerate(zip(desc.lower, desc.upper, strict=True), start=1):
+        _require(
+            low <= lower <= high and low <= upper <= high,
+            f"corners {lower} and {upper} of dimension {dim} are not in {low} to {high}",
+        )
+        _require(
+            desc.sizes[dim] + upper > lower,
+            f"the bounding box of dimension {dim}, {lower} to {desc.sizes[dim] - 1 + upper}, is empty",
+        )
 
 
 def replace(data: bytes, field: str, ordinal: int | None, value: int) -> bytes:
@@ -293,6 +340,7 @@ def replace(data: bytes, field: str, ordinal: int | None, value: int) -> bytes:
     if len(data) == NBYTES and not any(data):
         data = _HEAD + bytes(NBYTES - len(_HEAD))
     _check_tag(data)
+    _require(data[_MODE] == 0, "tensormap.replace.tile is for tiled tensor maps; this is an im2col map")
     _require(field in _REPLACEABLE, f"tensormap.replace: no field .{field}; there are {', '.join(_REPLACEABLE)}")
     code, offset, ordinals, limit = _REPLACEABLE[field]
     size = struct.calcsize(code)

@@ -86,7 +86,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import descriptor, tensor
+from . import descriptor, im2col, tensor
 from .errors import Misaligned, OutOfBounds, SimError
 
 POLICIES = ("fifo", "early", "late", "random")
@@ -450,6 +450,54 @@ class AsyncEngine:
                 thread, targets, dst, geo.rows * geo.row_pitch, bar, origin, None, geo.nbytes, pattern
             )
         parts = self._windows(geo, box)
+        self._issue(_Operation("tma_load", text, origin, thread, targets, geo.nbytes, parts, move))
+
+    def issue_im2col_load(
+        self,
+        thread: int,
+        tensor_map: bytes,
+        coords: Sequence[int],
+        offsets: Sequence[int],
+        dst: int,
+        bar: int,
+        targets: Sequence[int] | None = None,
+        origin: Any = None,
+    ) -> None:
+        """Global to shared: the channels of the pixels that a walk from `coords` meets, moved by `offsets`.
+
+        Raises as `issue_tensor_load` does, and OutOfBounds for a walk that begins outside its bounding box.
+        """
+        text = f"cp.async.bulk.tensor.{len(coords)}d.shared::cluster.global.im2col"
+        targets = self._targets(thread, targets)
+        desc = self._decode(text, tensor_map, coords, walk=True)
+        if len(offsets) != desc.rank - 2:
+            raise SimError(f"{text}: {len(offsets)} offsets for a tensor map of rank {desc.rank}")
+        geo = im2col.geometry(desc)
+        self._check_place(text, geo, dst)
+        self._check_inner(text, tuple(coords), geo)
+        self._check_barrier(text, bar)
+        walk = im2col.walk(desc, tuple(coords), tuple(offsets))
+        views = [(run, self._memory.global_view(run.address, run.nbytes, f"source of {text}")) for run in walk]
+
+        def move(window: tensor.Window) -> None:
+            payload = tensor.fill_payload(desc, window, geo)
+            for run, view in views:
+                im2col.put(payload, window, run, tensor.loaded(desc, run.of(view)))
+            for slot in targets:
+                tensor.write_shared(self._shared[slot], dst, geo, window, payload)
+                self._arrived("tma_load", slot, bar, payload.size)
+
+        if self._observer is not None:
+            pattern = geo.swizzle and 8 * descriptor.Swizzle(geo.swizzle).span
+            promotion = 32 << desc.l2_promotion if desc.l2_promotion else 0
+            for run in walk:
+                self._observer.copy_reads(
+                    "tma_load", origin, run.address, run.shape, run.strides, geo.nbytes, geo.rows, promotion
+                )
+            self._observer.copy_to_shared(
+                thread, targets, dst, geo.rows * geo.row_pitch, bar, origin, None, geo.nbytes, pattern
+            )
+        parts = self._windows(geo, tensor.whole(geo))
         self._issue(_Operation("tma_load", text, origin, thread, targets, geo.nbytes, parts, move))
 
     def issue_tensor_store(
@@ -864,14 +912,20 @@ class AsyncEngine:
     ) -> tuple[descriptor.Descriptor, tensor.Geometry, tuple[int, ...]]:
         desc = self._decode(text, tensor_map, coords)
         geo = tensor.geometry(desc)
+        self._check_place(text, geo, shared)
+        return desc, geo, tuple(coords)
+
+    def _check_place(self, text: str, geo: tensor.Geometry, shared: int) -> None:
         if shared % tensor.SHARED_ALIGNMENT:
             self._misaligned(text, "shared address", shared, tensor.SHARED_ALIGNMENT)
         self._check_shared(text, shared, tensor.shared_extent(geo, shared))
-        return desc, geo, tuple(coords)
 
     @staticmethod
-    def _decode(text: str, tensor_map: bytes, coords: Sequence[int]) -> descriptor.Descriptor:
+    def _decode(text: str, tensor_map: bytes, coords: Sequence[int], walk: bool = False) -> descriptor.Descriptor:
         desc = descriptor.decode(tensor_map)
+        if desc.im2col != walk:
+            kinds = "tiled", "im2col"
+            raise SimError(f"{text} takes a map that is {kinds[walk]}; this one is {kinds[desc.im2col]}")
         if len(coords) != desc.rank:
             raise SimError(f"{text}: {len(coords)} coordinates for a tensor map of rank {desc.rank}")
         return desc

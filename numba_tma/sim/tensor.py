@@ -134,7 +134,7 @@ def inside(desc: Descriptor, coords: tuple[int, ...], window: Window) -> Region 
 
     `coords`: signed, one for each dimension; they may be negative or beyond the tensor.
     """
-    first, last = _clip(coords[0] + window.start[0], 1, window.count[0], desc.sizes[0])
+    first, last = clip(coords[0] + window.start[0], 1, window.count[0], desc.sizes[0])
     size = geometry(desc).element_bytes
     return _region(desc, coords, window, first * size, last * size)
 
@@ -155,7 +155,7 @@ def overhang(desc: Descriptor, coords: tuple[int, ...], window: Window) -> Regio
     return _region(desc, coords, window, first, last)
 
 
-def _clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
+def clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
     """Return the range of i below `count` with 0 <= start + i·step < size."""
     first = -(start // step) if start < 0 else 0
     last = -((start - size) // step) if start < size else 0
@@ -176,7 +176,7 @@ def _region(
     for dim in range(1, len(coords)):
         step = desc.element_strides[dim]
         start = coords[dim] + window.start[dim] * step
-        first, last = _clip(start, step, window.count[dim], desc.sizes[dim])
+        first, last = clip(start, step, window.count[dim], desc.sizes[dim])
         if last <= first:
             return None
         address += (start + first * step) * desc.strides[dim - 1]
@@ -187,9 +187,12 @@ def _region(
     return Region(address, nbytes, tuple(shape[::-1]), tuple(strides[::-1]), tuple(index[::-1]))
 
 
-def fill_payload(desc: Descriptor, window: Window) -> np.ndarray:
-    """Return a payload of elements outside the tensor: zeros, or NaN where the descriptor says so."""
-    shape = payload_shape(geometry(desc), window)
+def fill_payload(desc: Descriptor, window: Window, geo: Geometry | None = None) -> np.ndarray:
+    """Return a payload of elements outside the tensor: zeros, or NaN where the descriptor says so.
+
+    `geo` is the descriptor's geometry, where it is not the tiled one.
+    """
+    shape = payload_shape(geo or geometry(desc), window)
     if desc.fill == Fill.ZERO:
         return np.zeros(shape, np.uint8)
     halves = np.full(shape[:-1] + (shape[-1] // 2,), _OOB_NAN, np.uint16)

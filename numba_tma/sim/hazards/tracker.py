@@ -114,7 +114,7 @@ class Tracker(Observer):
         self.multiplications = Multiplications(self) if self._multiplies else None
         # Copies of the instruction that is being executed; what the next one reads of global memory.
         self._burst: set[tuple] = set()
-        self._region: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None
+        self._regions: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
         self._came_by: dict[tuple[int, int, int], Any] = {}
         lanes = machine.slots * machine.threads
         # Who issued and who waited for bulk groups and cp.async groups.
@@ -613,7 +613,7 @@ class Tracker(Observer):
         rows: int,
         promotion: int = 0,
     ) -> None:
-        self._region = (address, shape, strides)
+        self._regions.append((address, shape, strides))
 
     def cp_async_reads(self, threads: np.ndarray, addresses: np.ndarray, size: int, origin: Any) -> None:
         # Copies that read nothing, and clear a stage that nobody uses any more, are how rings end: they are not here.
@@ -633,7 +633,7 @@ class Tracker(Observer):
         signalled: int | None = None,
         pattern: int = 0,
     ) -> None:
-        region, self._region = self._region, None
+        regions, self._regions = self._regions, []
         if (targets, start, bar) in self._burst:
             self.report.by_every_lane(self.word(bar // 8), targets, start, thread, origin)
             return
@@ -672,8 +672,8 @@ class Tracker(Observer):
                 shadow.written[span] = stamps(word.column[slot], word.phases[slot] + 1, number)
         if not nbytes or not word.valid[targets[0]]:
             return
-        if region is not None:
-            home = targets[0]
+        home = targets[0]
+        for region in regions:
             self.global_memory.loaded(thread, region, int(word.column[home]), int(word.phases[home]) + 1, origin)
         if source is not None:
             slot, begin, length = source
