@@ -24,17 +24,19 @@ def bits(array):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("dtype", "options"),
     [
-        {"variant": "vector", "tile": (1, 2), "threads": 64, "group": 1},
-        {"variant": "ring", "tile": (2, 1), "threads": 64, "stages": 3, "per_multiprocessor": 1, "group": 3},
-        {"variant": "ring", "tile": (1, 1), "threads": 64, "stages": 2, "per_multiprocessor": 1, "group": 1 << 20},
-        {"variant": "store", "tile": (2, 1), "threads": 128, "stages": 1, "outs": 2, "per_multiprocessor": 1},
-        {"variant": "store", "tile": (1, 2), "threads": 64, "stages": 2, "outs": 1, "per_multiprocessor": 1},
+        ("int8", {"variant": "vector", "tile": (1, 2), "threads": 64}),
+        (
+            "float32",
+            {"variant": "ring", "tile": (2, 1), "threads": 64, "stages": 3, "per_multiprocessor": 1},
+        ),
+        ("int8", {"variant": "ring", "tile": (1, 1), "threads": 64, "stages": 2, "per_multiprocessor": 1}),
+        ("float32", {"variant": "store", "tile": (2, 1), "threads": 128, "outs": 2, "per_multiprocessor": 1}),
+        ("int8", {"variant": "store", "tile": (1, 2), "threads": 64, "stages": 2, "per_multiprocessor": 1}),
     ],
-    ids=lambda o: "-".join(map(str, o.values())),
+    ids=str,
 )
-@pytest.mark.parametrize("dtype", [np.float32, np.int8])
 def test_tiles_stages_and_orders(options, dtype, rng, seed, monkeypatch):
     monkeypatch.setattr(
         transpose, "blocks_for", lambda work, per: min(work, 2)
@@ -50,7 +52,7 @@ def test_tiles_stages_and_orders(options, dtype, rng, seed, monkeypatch):
     np.testing.assert_array_equal(bits(target), bits(source.T))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "bfloat16", "float8_e4m3fn", "int32"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "int32"])
 @pytest.mark.parametrize("shape", [(31, 83), (48, 32)], ids=str)
 def test_the_default_takes_any_layout(dtype, shape, rng, in_simulator):
     element = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
@@ -108,7 +110,7 @@ CONFLICTS = {"padded": (1, 1), "tma": (32, 0), "swizzle": (4, 0), "vector": (1, 
 
 
 @pytest.mark.parametrize(
-    ("variant", "dtype"), [*((v, "float32") for v in CONFLICTS), ("store", "float16"), ("store", "int8")]
+    ("variant", "dtype"), [*((v, "float16") for v in CONFLICTS), ("store", "float32"), ("store", "int8")]
 )
 def test_bank_conflicts(variant, dtype, rng):
     width = 256
@@ -123,7 +125,7 @@ def test_bank_conflicts(variant, dtype, rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_more_elements_than_32_bits_count(dtype, seed):
     assert driver.device_count()
     rows = (1 << 31) // 32768 + 129  # just above 2^31
