@@ -626,7 +626,7 @@ PROBLEM = Problem(
         ("default", "gpu"): [
             _case(16384, 16384, "float32"),
             _case(16384, 16384, "float16"),
-            _case(32768, 32768, "int8"),
+            _case(16384, 16384, "int8"),
             _case(4096, 4096, "float32"),
             _case(1000, 3333, "float16"),
         ],
