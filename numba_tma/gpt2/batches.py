@@ -10,7 +10,7 @@ import numpy as np
 from .. import driver
 from ..overlap import Pipeline
 from . import memory
-from .model import BFLOAT16, Launch, Model, Session, padded
+from .model import BFLOAT16, Launch, Model, PromptError, Session, padded
 
 
 def stream_of(stream: Any) -> int:
@@ -33,29 +33,35 @@ class BatchInference:
         model: the weights.
         batch: prompts in a batch.
         length: the most tokens of a prompt; all are padded to it.
-        every: the logits of all positions, bfloat16, rather than of the last one, float32.
+        every: the logits of the last `every` of the `length` positions, bfloat16, whatever the prompt has there, rather
+            than those behind each prompt's last token, float32.
         options: the pipeline's: mode, depth, record, model (of the machine, where there is no GPU), …
 
     Raises:
-        PromptError: `length` is more than the model has positions.
+        PromptError: `length` is more than the model has positions, or `every` more than `length`.
     """
 
-    def __init__(self, model: Model, batch: int, length: int, /, *, every: bool = False, **options: Any) -> None:
+    def __init__(self, model: Model, batch: int, length: int, /, *, every: int = 0, **options: Any) -> None:
         self.model, self.batch, self.length, self.every = model, batch, length, every
         self._session: Session | None = None
         self._work: dict[int, list[Launch]] = {}  # of each slot, by its tokens' array
-        rows, dtype = (batch * length, BFLOAT16) if every else (batch, np.dtype(np.float32))
+        if not 0 <= every <= length <= model.config.n_positions:
+            raise PromptError(
+                f"logits of {every} positions, prompts of {length}: 0 to all of them, and {model.config.n_positions} "
+                f"at most (n_positions)"
+            )
+        shape = (batch, every, model.vocabulary) if every else (batch, model.vocabulary)
         self.pipeline = Pipeline(
             self._compute,
             inputs={"tokens": ((batch, length), np.int32), "lengths": ((batch,), np.int32)},
-            outputs={"logits": ((rows, model.vocabulary), dtype)},
+            outputs={"logits": (shape, BFLOAT16 if every else np.dtype(np.float32))},
             prepare=self._prepare,
             graph=memory.on_gpu(),
             **options,
         )
 
     def run(self, batches: Iterable[Sequence[Sequence[int]]]) -> Iterator[np.ndarray]:
-        """Logits of each batch of prompts, in order: (batch, vocabulary), or with `every` (batch, length, vocabulary).
+        """Logits of each batch of prompts, in order: (batch, vocabulary), or with `every` (batch, every, vocabulary).
 
         They are views of the slot that they lie in, which is used again when they are gone: `depth` of them at most can
         be held.
@@ -65,11 +71,8 @@ class BatchInference:
         """
         vocabulary = self.model.config.vocab_size
         for result in self.pipeline.run(batches, copy=False):
-            logits = result["logits"]
-            if self.every:
-                logits = logits.reshape(self.batch, self.length, -1)
-            yield logits[..., :vocabulary]
-            del result, logits
+            yield result["logits"][..., :vocabulary]
+            del result
 
     def close(self) -> None:
         """Give buffers and streams back."""

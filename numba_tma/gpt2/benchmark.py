@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import bench, driver
+from ..overlap import Pipeline, ideal
+from ..overlap.rates import stages_alone
+from . import memory
+from .batches import BatchInference
 from .config import Config
 from .launches import Launches
-from .model import Model, Session
+from .model import BFLOAT16, Model, Session
 from .peers import TorchGpt2, transformers_model
+from .retrieval import Index, Request, Retrieval, Store, make_index
 from .weights import Weights, random_weights
 
 Seconds = dict[str, float]
@@ -74,7 +79,7 @@ def prefill_seconds(weights: Weights, batch: int, length: int, *, compiled: bool
     prompts = rng.integers(0, weights.config.vocab_size, (batch, length))
     session.prefill(prompts)
     context = session.context_launches(session.sequence, session.lengths, length)
-    every = torch.empty((batch * length, session.model.vocabulary), dtype=torch.bfloat16, device="cuda")
+    every = memory.empty((batch, length, session.model.vocabulary), BFLOAT16)
     last = Launches([*context, session.head_launch(session.logits), session.choose_launch()], session.own_stream)
     whole = Launches([*context, *session.every_head_launches(length, every)], session.own_stream)
     candidates: dict[str, Callable[[], Any]] = {"ours, last logits": last, "ours, all logits": whole}
@@ -144,6 +149,107 @@ def _timed(candidates: dict[str, Callable[[], Any]], stream: int, repeats: int, 
                 launch()
         timings = bench.time_launches(candidates, repeats=repeats, warm_up=warm_up, stream=stream)
     return {name: timing.median for name, timing in timings.items()}
+
+
+def runs_beside_ideal(
+    pipeline: Pipeline, batches: Sequence[Any], counts: Sequence[int], repeats: int = 3
+) -> list[dict[str, Any]]:
+    """The middle one of `repeats` runs for each number of batches: seconds, share of the ideal, use of the engines."""
+    alone = stages_alone(pipeline, batches[0])
+    rows = []
+    for count in counts:
+        found = []
+        for _ in range(repeats + 1):
+            for result in pipeline.run((batches[i % len(batches)] for i in range(count)), copy=False):
+                result.release()
+            found.append(pipeline.report)
+        report = sorted(found[1:], key=lambda report: report.seconds)[repeats // 2]
+        stages = {stage: alone.of(stage) for stage in ("prepare", "H2D", "compute", "D2H")}
+        longest = max(stages.values())
+        rows.append(
+            {
+                "batches": count,
+                "seconds": report.seconds,
+                "share_of_ideal": ideal(alone, count) / report.seconds,
+                "alone_seconds": stages,
+                "busy_of_longest": {k: busy / (count * longest) for k, busy in report.busy().items()},
+                "utilisation": report.utilisation(),
+            }
+        )
+    return rows
+
+
+def batches_beside_ideal(
+    model: Model, batch: int, length: int, every: int, counts: Sequence[int] = (4, 8, 32), **options: Any
+) -> dict[str, list[dict[str, Any]]]:
+    """Batches of prompts in each mode. `options` are the pipeline's."""
+    rng = np.random.default_rng(4)
+    batches = [rng.integers(0, model.config.vocab_size, (batch, length)) for _ in range(4)]
+    found = {}
+    for mode in ("serial_pageable", "serial_pinned", "three_streams", "producer"):
+        with BatchInference(model, batch, length, every=every, mode=mode, record=True, **options) as inference:
+            found[mode] = runs_beside_ideal(inference.pipeline, batches, counts)
+    return found
+
+
+class Exhaustive:
+    """An index that compares with every vector: for measurements where usearch is not installed."""
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        self._vectors = vectors
+
+    def search(self, vectors: np.ndarray, count: int) -> Any:
+        """The `count` nearest by scalar product."""
+        self.keys = np.argpartition(-vectors @ self._vectors.T, count, axis=1)[:, :count]
+        return self
+
+
+def retrieval_beside_ideal(
+    model: Model,
+    batch: int,
+    document: int,
+    question: int,
+    count: int,
+    *,
+    documents: int = 16,
+    vectors: int = 100_000,
+    dimensions: int = 128,
+    counts: Sequence[int] = (8, 32),
+    **options: Any,
+) -> dict[str, Any]:
+    """Retrieval, serial and with all four stages at once. Of `vectors` in the index each belongs to a document, several
+    to one; those of a document begin with the same number."""
+    rng = np.random.default_rng(5)
+    points = rng.standard_normal((vectors, dimensions)).astype(np.float32)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    try:
+        index: Index = make_index(points)
+    except ImportError:
+        index = Exhaustive(points)
+    store = Store(model, rng.integers(0, model.config.vocab_size, (documents, document)), _Folded(index, documents))
+    batches = [
+        [
+            Request(points[rng.integers(vectors)], rng.integers(0, model.config.vocab_size, question))
+            for _ in range(batch)
+        ]
+        for _ in range(4)
+    ]
+    found: dict[str, Any] = {"index": type(index).__module__, "vectors": vectors}
+    for mode in ("serial_pinned", "producer"):
+        with Retrieval(store, batch, question, count, mode=mode, record=True, **options) as retrieval:
+            found[mode] = runs_beside_ideal(retrieval.pipeline, batches, counts)
+    return found
+
+
+class _Folded:
+    """An index of many vectors for few documents: vector i belongs to document i modulo their number."""
+
+    def __init__(self, index: Index, documents: int) -> None:
+        self._index, self._documents = index, documents
+
+    def search(self, vectors: np.ndarray, count: int) -> Any:
+        self.keys = np.asarray(self._index.search(vectors, count).keys) % self._documents
+        return self
 
 
 def measure(config: Config | None = None, *, seed: int = 0, compiled: bool = True) -> dict[str, Any]:

@@ -240,11 +240,10 @@ class Session:
         """
         self.prefill(prompts)
         length = max(map(len, prompts))
-        every = memory.empty((self.batch * length, self.model.vocabulary), BFLOAT16)
+        every = memory.empty((self.batch, length, self.model.vocabulary), BFLOAT16)
         for launch in self.every_head_launches(length, every):
             launch()
-        found = memory.to_host(every, self.stream).reshape(self.batch, length, -1)
-        return found[..., : self.model.config.vocab_size].astype(np.float32)
+        return memory.to_host(every, self.stream)[..., : self.model.config.vocab_size].astype(np.float32)
 
     def sync(self) -> None:
         """Wait for the stream."""
@@ -312,11 +311,15 @@ class Session:
         return argmax.bind(self.logits, self.sequence, self.lengths, vocabulary, np.uint32(grow))
 
     def every_head_launches(self, length: int, every: Any) -> list[Launch]:
-        """In place of `head_launch`: the logits of all rows, `length` a sequence, to `every` (batch · length, padded
+        """In place of `head_launch`: the logits of the last n of `length` rows a sequence, to `every` (batch, n, padded
         vocabulary) bfloat16."""
-        rows = self.batch * length
+        rows, count = self.batch * length, np.shape(every)[1]
         x, normed = part(self._x, slice(0, rows)), part(self._normed, slice(0, rows))
-        head = functools.partial(matmul, normed, _turned(self.model.wte), out=every, stream=self.stream)
+        by_batch = memory.reshaped(normed, (self.batch, length, self.model.config.n_embd))
+        wanted = part(by_batch, (slice(None), slice(length - count, None)))
+        if count == length:
+            wanted, every = normed, memory.reshaped(every, (rows, self.model.vocabulary))
+        head = functools.partial(matmul, wanted, _turned(self.model.wte), out=every, stream=self.stream)
         return [self._layernorm(self.model.ln_f, x, normed, rows), head]
 
     def decode_launches(self) -> list[Launch]:

@@ -38,13 +38,16 @@ def test_batches_of_prompts(rng, weights, model, mode):
             list(inference.run([batches[0], [[1] * 13, [2]]]))
 
 
-def test_logits_of_every_position(rng, weights, model):
-    prompts = [rng.integers(0, 211, n) for n in (12, 5)]
-    with BatchInference(model, 2, 12, every=True, model=Model()) as inference:
+def test_logits_of_the_last_positions(rng, weights, model):
+    prompts = [rng.integers(0, 211, n) for n in (12, 10)]
+    with BatchInference(model, 2, 12, every=5, model=Model()) as inference:
         (logits,) = (found.astype(np.float32) for found in inference.run([prompts]))
+    assert logits.shape == (2, 5, 211)
     for prompt, rows in zip(prompts, logits, strict=True):
-        expected = reference.logits(weights, prompt)
-        assert np.abs(rows[: len(prompt)] - expected).max() <= TOLERANCE * expected.std()
+        expected = reference.logits(weights, prompt)[7:]
+        assert np.abs(rows[: len(expected)] - expected).max() <= TOLERANCE * expected.std()
+    with pytest.raises(PromptError, match="logits of 13 positions, prompts of 12"):
+        BatchInference(model, 2, 12, every=13)
 
 
 class Nearest:
