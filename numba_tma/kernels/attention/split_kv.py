@@ -471,8 +471,9 @@ def make_split_kv(
         cuda.syncwarp()
         page = look_up(page_table, batch, pages, page_size, ahead, end, length)
         for stage in range(stages):
+            unroll(1)
             if ahead < end:
-                slot = uint32(ring_start + uint32(2 * stage))
+                slot = uint32(ring_start + uint32(2) * uint32(stage))
                 fetch(k_map, slot, ahead, page_size, kv_head, page)
                 fetch(v_map, uint32(slot + uint32(1)), ahead, page_size, kv_head, page)
             ahead = uint32(ahead + uint32(warps))

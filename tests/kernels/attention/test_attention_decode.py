@@ -247,13 +247,14 @@ def test_what_does_not_fit_is_named(rng):
 @pytest.mark.parametrize("page_size", [0, 16, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_right_on_the_gpu(page_size, head_dim, rng):
+    """Five of any extents for each kernel, 60 in all."""
     dtype = (FLOAT16, BFLOAT16)[int(rng.integers(2))]
     sq, group = int(rng.integers(1, 5)), int(rng.choice([1, 2, 8]))
-    for splits in (None, 1, 5):
-        given = made(rng, 4, sq, 2 * group, 2, head_dim, int(rng.integers(1000, 3000)), dtype, page_size)
-        moved = given._replace(
-            **{n: DeviceArray(x) for n, x in given._asdict().items() if x is not None and n not in ("keys", "values")}
-        )
+    for splits in (None, 1, 3, None, 7):
+        batch, kv_heads, capacity = (int(rng.integers(low, high)) for low, high in ((1, 6), (1, 5), (2, 3000)))
+        given = made(rng, batch, sq, kv_heads * group, kv_heads, head_dim, capacity, dtype, page_size)
+        names = [name for name in Made._fields[:7] if getattr(given, name) is not None]
+        moved = given._replace(**{name: DeviceArray(getattr(given, name)) for name in names})
         decode(*moved[:4], page_table=moved.page_table, splits=splits, out=moved.out, lse=moved.lse)
         check(given._replace(out=moved.out.to_host(), lse=moved.lse.to_host()))
 
