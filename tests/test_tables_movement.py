@@ -1,0 +1,69 @@
+"""Tables of banks, of what multicast saves and of bytes in flight, made of records like those measured."""
+
+from __future__ import annotations
+
+from numba_tma import tables_movement
+
+
+def cells(table, first):
+    """The row of a table that begins so, or its headers."""
+    row = next(line for line in table.splitlines() if line.startswith(f"| {first}"))
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_banks():
+    nothing = {"gpu": 0.0, "simulator": 0, "least": 0}
+    made = tables_movement.banks(
+        [
+            {"variant": "naive", "dtype": "int8", "ld_shared": nothing, "st_shared": nothing},
+            {
+                "variant": "tma",
+                "dtype": "int8",
+                "ld_shared": {"gpu": 263000.0, "simulator": 262144, "least": 8192},
+                "st_shared": nothing,
+            },
+            {
+                "variant": "store",
+                "dtype": "int8",
+                "ld_shared": {"gpu": 2048.0, "simulator": 2048, "least": 2048},
+                "st_shared": {"gpu": 2000.0, "simulator": 2048, "least": 2048},
+            },
+        ]
+    )
+    assert "naive" not in made  # it has no shared memory
+    assert cells(made, "`tma`") == ["`tma`", "int8", "8,192", "262,144", "263,000", "+0.3%", "", "", "", ""]
+    assert cells(made, "`store`")[2:] == ["2,048", "2,048", "2,048", "+0.0%", "2,048", "2,048", "2,000", "-2.3%"]
+
+
+def test_traffic():
+    def measured(cluster, sectors, seconds):
+        return {
+            "cluster": cluster,
+            "bytes_into_shared_memory": 1_073_741_824,
+            "l2_sectors_read_by_sms": sectors,
+            "bytes_into_sms": 1_080_000_000.0,
+            "seconds": seconds,
+        }
+
+    made = tables_movement.traffic([measured(1, 33_600_000.0, 200e-6), measured(4, 8_450_000.0, 80e-6)])
+    assert cells(made, "none") == ["none", "1,074", "1,075", "1.00×", "1,080", "200 µs", "1.00×"]
+    assert cells(made, "4") == ["4", "1,074", "270", "3.98×", "1,080", "80 µs", "2.50×"]
+
+
+def test_bytes_in_flight_and_tiles():
+    def measured(tile, stages, blocks):
+        return {
+            "tile": list(tile),
+            "stages": stages,
+            "blocks": blocks,
+            "in_flight": 4 * tile[0] * tile[1] * stages * blocks,
+            "gb_per_s": 2113.4,
+            "share_of_device_copy": 0.497,
+            "residence_ns": 1023.4,
+        }
+
+    made = tables_movement.in_flight([measured((64, 64), 2, 2), measured((64, 64), 1, 1)])
+    assert [line.split("|")[1].strip() for line in made.splitlines()[2:]] == ["16 KB", "64 KB"]
+    assert cells(made, "64 KB") == ["64 KB", "2", "2", "2,113", "50%", "1,023 ns"]
+    made = tables_movement.tiles([measured((8, 64), 32, 1)])
+    assert cells(made, "8×64") == ["8×64", "1 KB", "128 B", "32", "64 KB", "2,113", "50%"]
