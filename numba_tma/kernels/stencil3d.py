@@ -537,7 +537,7 @@ PROBLEM = Problem(
     ),
     cases={
         ("default", "sim"): [_case((40, 40, 100), 7), _case((9, 21, 77), 27)],
-        ("quick", "sim"): [_case((3, 9, 70), 7), _case((2, 17, 37), 27)],
+        ("quick", "sim"): [_case((3, 9, 70), 27), _case((2, 17, 37), 7)],
         ("default", "gpu"): [
             _case((512, 512, 512), 7),
             _case((512, 512, 512), 27),
