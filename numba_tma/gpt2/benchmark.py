@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import bench, driver
+from ..launch import gpu_refusal
 from ..overlap import Pipeline, ideal
 from ..overlap.rates import stages_alone
 from . import memory
@@ -252,18 +253,34 @@ class _Folded:
         return self
 
 
-def measure(config: Config | None = None, *, seed: int = 0, compiled: bool = True) -> dict[str, Any]:
-    """Everything that docs/gpt2.md shows, for a model with random weights (the 124M by default)."""
-    import torch
+def _named(name: str, seconds: Callable[..., Seconds], *arguments: int) -> Callable[[Weights, bool], Any]:
+    return lambda weights, compiled: {"what": name, "seconds": seconds(weights, *arguments, compiled=compiled)}
 
-    weights = random_weights(config or Config(), seed)
-    return {
-        "device": driver.device_name(driver.current_device()),
-        "torch": torch.__version__,
-        "no torch.compile": compiler_missing() if compiled else "not asked for",
-        "parameters": weights.config.parameters,
-        "agreement": agreement(weights, seed),
-        "prefill 8 x 1024, seconds": prefill_seconds(weights, 8, 1024, compiled=compiled),
-        "decode 8, 1024 positions, seconds": decode_seconds(weights, 8, 1024, 800, compiled=compiled),
-        "decode 8, 256 positions, seconds": decode_seconds(weights, 8, 256, 128, compiled=compiled),
-    }
+
+PARTS: dict[str, Callable[[Weights, bool], Any]] = {
+    "agreement": lambda weights, _: agreement(weights, 0),
+    "prefill": _named("8 x 1024 tokens", prefill_seconds, 8, 1024),
+    "decode_1024": _named("8 sequences, 1024 positions", decode_seconds, 8, 1024, 800),
+    "decode_256": _named("8 sequences, 256 positions", decode_seconds, 8, 256, 128),
+    "batches": lambda weights, _: batches_beside_ideal(Model(weights), 8, 1024, 256),
+    "retrieval": lambda weights, _: retrieval_beside_ideal(Model(weights), 8, 512, 32, 16),
+}
+
+
+def measure(
+    parts: Sequence[str] | None = None, *, config: Config | None = None, compiled: bool = True
+) -> Iterator[tuple[str, Any]]:
+    """What docs/gpt2.md shows, part by part by name, for a model with random weights (the 124M by default).
+
+    Raises:
+        LaunchError: there is no Hopper GPU.
+        ImportError: PyTorch or transformers is not installed.
+    """
+    refusal = gpu_refusal()
+    if refusal:
+        raise driver.LaunchError(f"{refusal}; these are measurements")
+    weights = random_weights(config or Config())
+    if compiled and compiler_missing():
+        yield "no torch.compile", compiler_missing()
+    for name in parts or PARTS:
+        yield name, PARTS[name](weights, compiled)

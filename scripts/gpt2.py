@@ -1,0 +1,87 @@
+#!/usr/bin/env python
+"""GPT-2 on this package's kernels: generate, or measure. Without a GPU a small model runs in the simulator.
+
+    python scripts/gpt2.py generate --checkpoint FOLDER --prompt "Hopper's copy engine" --tokens 40
+    python scripts/gpt2.py measure --json docs/results/h200_gpt2.json
+
+FOLDER is a Hugging Face checkpoint (config.json, model.safetensors, tokenizer.json). Without one weights are random,
+and what is generated means nothing. `measure` needs a Hopper GPU and PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from numba_tma import driver, launch, suite
+from numba_tma.gpt2 import benchmark
+from numba_tma.gpt2.config import Config, UnsupportedModel
+from numba_tma.gpt2.model import Model, PromptError, Session
+from numba_tma.gpt2.tokenizer import Tokenizer
+from numba_tma.gpt2.weights import random_weights
+
+SMALL = Config(n_layer=2, n_head=2, n_embd=64, n_positions=64, vocab_size=211)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("generate", "measure"))
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="several are generated from at once")
+    parser.add_argument("--tokens", type=int, default=16, metavar="N", help="to generate (default %(default)s)")
+    parser.add_argument("--residual", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--parts", nargs="+", choices=tuple(benchmark.PARTS), help="of what is measured (default all)")
+    parser.add_argument("--no-compile", action="store_true", help="measure without torch.compile")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
+    return parser.parse_args(arguments)
+
+
+def generate(options: argparse.Namespace) -> None:
+    """Print a continuation of each prompt."""
+    if options.checkpoint:
+        model = Model.from_folder(options.checkpoint, residual=options.residual)
+        tokenizer = Tokenizer(options.checkpoint)
+        prompts = [tokenizer.encode(text) for text in options.prompt or ["Hello"]]
+    else:
+        small = launch.backend() == "sim" or launch.gpu_refusal()
+        model = Model(random_weights(SMALL if small else Config()), residual=options.residual)
+        prompts = [np.random.default_rng(i).integers(0, model.config.vocab_size, 12 - i) for i in range(3)]
+    session = Session(model, len(prompts), prompt=max(map(len, prompts)))
+    begin = time.perf_counter()
+    answers = session.generate(prompts, options.tokens)
+    seconds = time.perf_counter() - begin
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if options.checkpoint:
+            print(tokenizer.decode([*prompt, *answer]), "\n")
+        else:
+            print("tokens", *prompt, "->", *answer)
+    print(f"{sum(map(len, answers))} tokens in {seconds:.3f} s, compiling included")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; the exit status is 2 for what cannot be run, with the reason."""
+    options = parse(arguments)
+    try:
+        if options.what == "generate":
+            generate(options)
+            return 0
+        found = {"circumstances": suite.circumstances()}
+        for name, rows in benchmark.measure(options.parts, compiled=not options.no_compile):
+            found[name] = rows
+            print(name, json.dumps(rows, indent=1), flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
+    except (UnsupportedModel, PromptError, FileNotFoundError, ImportError, driver.LaunchError) as error:
+        print(f"gpt2: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
