@@ -25,7 +25,7 @@ from numba_tma.gpt2.model import Model, PromptError, Session
 from numba_tma.gpt2.tokenizer import Tokenizer
 from numba_tma.gpt2.weights import random_weights
 
-SMALL = Config(n_layer=2, n_head=2, n_embd=64, n_positions=64, vocab_size=211)
+SMALL = Config(n_layer=1, n_head=2, n_embd=64, n_positions=64, vocab_size=211)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
