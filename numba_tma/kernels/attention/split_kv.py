@@ -380,36 +380,41 @@ def make_split_kv(
 
         Parts are read `_AT_ONCE` at a time, the last one again where there are fewer: so many loads are under way.
         """
-        most, last = float32(NOTHING), uint32(active - uint32(1))
-        for begin in range(uint32(0), active, uint32(_AT_ONCE)):
-            unroll(1)
-            for i in range(_AT_ONCE):
-                unroll()
-                part = min(uint32(uint32(begin) + uint32(i)), last)
-                most = cuda.libdevice.fmaxf(most, largest[uint32(first + part), row])
-        zero, total = origin(most, float32(1)), float32(0)
-        values, weights = cuda.local.array(values_size, float32), cuda.local.array(_AT_ONCE, float32)
+        values, peaks = cuda.local.array(values_size, float32), cuda.local.array(_AT_ONCE, float32)
+        shares, last = cuda.local.array(_AT_ONCE, float32), uint32(active - uint32(1))
+        most, total = float32(NOTHING), float32(0)
         for i in range(_VECTOR):
             unroll()
             sums[i] = float32(0)
         for begin in range(uint32(0), active, uint32(_AT_ONCE)):
             unroll(1)
+            new = most
             for i in range(_AT_ONCE):
                 unroll()
-                at = uint32(first + min(uint32(uint32(begin) + uint32(i)), last))
+                part = uint32(uint32(begin) + uint32(i))
+                at = uint32(first + min(part, last))
                 offset = uint64(uint32(uint32(at * uint32(rows)) + row)) * uint64(columns) + uint64(column)
                 r = _VECTOR * i
                 values[r], values[r + 1], values[r + 2], values[r + 3] = ptx.ld_global_v4_f32(
                     ptx.global_address(partial) + offset * uint64(4)
                 )
-                inside = uint32(uint32(begin) + uint32(i)) < active
-                weights[i] = ptx.ex2_approx_ftz_f32(largest[at, row] - zero) if inside else float32(0)
-                total += weights[i] * totals[at, row]
+                shares[i] = totals[at, row]
+                peaks[i] = largest[at, row] if part <= last else float32(NOTHING)
+                new = cuda.libdevice.fmaxf(new, peaks[i])
+            zero = origin(new, float32(1))
+            shrink = ptx.ex2_approx_ftz_f32(most - zero)
+            total *= shrink
+            for j in range(_VECTOR):
+                unroll()
+                sums[j] *= shrink
             for i in range(_AT_ONCE):
                 unroll()
+                weight = ptx.ex2_approx_ftz_f32(peaks[i] - zero)
+                total += weight * shares[i]
                 for j in range(_VECTOR):
                     unroll()
-                    sums[j] += weights[i] * values[_VECTOR * i + j]
+                    sums[j] += weight * values[_VECTOR * i + j]
+            most = new
         return most, total
 
     @kernel(threads=threads, shared=smem)
@@ -445,6 +450,9 @@ def make_split_kv(
         kv_head = uint32(uint32(cuda.blockIdx.x) // row_tiles)
         first_row = uint32(uint32(uint32(cuda.blockIdx.x) - kv_head * row_tiles) * uint32(rows))
         first_query, all_rows = uint32(first_row // uint32(group)), uint32(sq * uint32(group))
+        if thread == 0:
+            ptx.prefetch_tensormap(k_map)
+            ptx.prefetch_tensormap(v_map)
 
         # The tiles of the sequence that this block's queries see, and of those its share, the same number a warp.
         length = uint32(min(max(int32(lengths[batch]), int32(0)), int32(capacity)))
