@@ -24,6 +24,7 @@ PTX ISA: "Register Fragments for wgmma.mma_async.m64nNk32", "Matrix Descriptor F
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -112,8 +113,8 @@ class Weights(NamedTuple):
     """Device functions that make weights of scores.
 
     weigh(s, scales, factor, largest, total, shrink)
-        As `Softmax.weigh`, with the scales of each `KV_BLOCK` keys at the shared address `scales`: k_scale, log2 of
-        v_scale and its inverse, 16 bytes apart. Weights are 2^`SHIFT` times as large.
+        As `Softmax.weigh`, with the scales of the block's parts at the shared address `scales`: k_scale, log2 of v_scale
+        and its inverse, 16 bytes apart. Weights are 2^`SHIFT` times as large.
     pack(s, p)
         Four weights to a register, as wgmma has its operand A.
     log_sum_exp(largest, total)
@@ -125,10 +126,15 @@ class Weights(NamedTuple):
     log_sum_exp: Callable
 
 
+def _part(keys: int) -> int:
+    """Neighbouring keys of a block that share scales, wherever the block begins."""
+    return math.gcd(keys, KV_BLOCK)
+
+
 @functools.cache
 def make_weights(keys: int) -> Weights:
     """The device functions for so many keys."""
-    parts, eighths = keys // KV_BLOCK, KV_BLOCK // 8
+    parts, eighths = keys // _part(keys), _part(keys) // 8
     registers = keys // 8
 
     @cuda.jit(device=True, forceinline=True)
@@ -194,7 +200,7 @@ def _plan(head_dim: int, dtype: str, consumers: int, keys: int, stages: int) -> 
         "o": Tiles(consumers, (o_boxes * GROUP_ROWS, BOX_COLUMNS), dtype, swizzle="128B"),
         "k": Tiles(stages, (boxes * keys, row), FLOAT8, swizzle=swizzle),
         "v": Tiles(stages, (keys // CHUNK, head_dim * CHUNK), FLOAT8),
-        "scales": Buffer((stages + 1, keys // KV_BLOCK, 4), "float32"),
+        "scales": Buffer((stages + 1, keys // _part(keys), 4), "float32"),
         "turns": Buffer((TURNS, 8), "uint32"),
         "turn_full": Barriers(TURNS),
     }
@@ -244,7 +250,7 @@ def make_supply(tile: Tile, smem: Shared, head_dim: int, consumers: int, keys: i
     row_bytes = min(head_dim, ROW_BYTES)
     boxes = head_dim // row_bytes
     q_bytes, kv_bytes = GROUP_ROWS * head_dim, keys * head_dim
-    parts = keys // KV_BLOCK
+    parts, split = keys // _part(keys), KV_BLOCK // _part(keys)
     place, blocks = tile.place, tile.blocks
 
     @cuda.jit(device=True, forceinline=True)
@@ -336,7 +342,7 @@ def make_supply(tile: Tile, smem: Shared, head_dim: int, consumers: int, keys: i
                 stage, phase = ring(use, stages)
                 slot, _ = ring(use, stages + 1)
                 use = uint32(use + uint32(1))
-                part = uint32(block * uint32(parts) + lane)
+                part = uint32(uint32(block * uint32(parts) + lane) // uint32(split))
                 of_k, of_v = float32(1), float32(1)  # keys behind the last one are hidden
                 if lane < uint32(parts) and part < count:
                     of_k, of_v = k_scale[batch, kv_head, part], v_scale[batch, kv_head, part]
@@ -372,7 +378,7 @@ def make_fp8(
     `factor` is the softmax's, times log2(e); `counter` one uint32, zero. `dtype` is O's.
 
     Args:
-        keys: of a block, a multiple of 64.
+        keys: of a block, a multiple of 32.
         stages: of the rings.
         promote: whether each block's product starts from nothing and is added to O in float32; it takes head_dim / 2
             registers.
