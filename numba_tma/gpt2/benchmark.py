@@ -181,7 +181,7 @@ def runs_beside_ideal(
 
 
 def batches_beside_ideal(
-    model: Model, batch: int, length: int, every: int, counts: Sequence[int] = (4, 8, 32), **options: Any
+    model: Model, batch: int, length: int, every: int, counts: Sequence[int] = (4, 8, 32), /, **options: Any
 ) -> dict[str, list[dict[str, Any]]]:
     """Batches of prompts in each mode. `options` are the pipeline's."""
     rng = np.random.default_rng(4)
@@ -211,6 +211,7 @@ def retrieval_beside_ideal(
     document: int,
     question: int,
     count: int,
+    /,
     *,
     documents: int = 16,
     vectors: int = 100_000,
