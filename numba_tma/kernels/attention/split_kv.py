@@ -560,9 +560,9 @@ def make_split_kv(
             return
         cuda.syncthreads()
         if thread == 0:
-            cuda.threadfence()
+            ptx.fence_acq_rel_gpu()
             came = cuda.atomic.add(counters, group_of_blocks, uint32(1))
-            cuda.threadfence()
+            ptx.fence_acq_rel_gpu()
             smem.last[0] = uint32(came + uint32(1))
         cuda.syncthreads()
         if smem.last[0] != active:
