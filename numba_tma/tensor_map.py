@@ -148,7 +148,7 @@ class TensorMap:
         check_address(view)
         check_sizes(view)
         strides = checked_strides(view, transpose, overlap)
-        box = _checked_box(view, element, box, swizzle)
+        box = checked_box(view, element, box, swizzle)
         steps = checked_element_strides(element_strides, len(box))
 
         self.array = array
@@ -397,7 +397,7 @@ def _check_overlap(view: ArrayView, strides: Sequence[int]) -> None:
         reach, inner = reach + (view.shape[axis] - 1) * stride, axis
 
 
-def _checked_box(view: ArrayView, element: ElementType, box: object, swizzle: str) -> tuple[int, ...]:
+def checked_box(view: ArrayView, element: ElementType, box: object, swizzle: str) -> tuple[int, ...]:
     extents = integers("box", box)
     if len(extents) != len(view.shape):
         raise TensorMapError(

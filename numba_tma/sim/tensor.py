@@ -184,7 +184,8 @@ def _region(
         shape.append(last - first)
         strides.append(geo.steps[dim])
         index.append(slice(first, last))
-    return Region(address, nbytes, tuple(shape[::-1]), tuple(strides[::-1]), tuple(index[::-1]))
+    # The engine adds modulo 2**64: a ragged map's steps lead once around.
+    return Region(address % 2**64, nbytes, tuple(shape[::-1]), tuple(strides[::-1]), tuple(index[::-1]))
 
 
 def fill_payload(desc: Descriptor, window: Window, geo: Geometry | None = None) -> np.ndarray:

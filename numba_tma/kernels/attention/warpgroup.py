@@ -17,12 +17,14 @@ from numba.cuda.types import float32, uint32, uint64
 from ... import ptx
 from ...launch import Kernel, kernel
 from ...pipeline import ring
+from ...ragged import ragged_row
 from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
 from ...warpgroup import ROW_BYTES, matrix_descriptor
 from ..gemm.epilogue import make_pack
 from ..gemm.warpgroup import BOX_COLUMNS, GROUP_ROWS, WARPGROUP
 from .masks import Kind, make_tile_masks
+from .packed import make_sequences
 from .softmax import NOTHING, inverse, log_sum_exp, make_softmax, quad_sum
 
 _KINDS = {"bfloat16": "bf16", "float16": "f16"}
@@ -95,9 +97,9 @@ class Tile(NamedTuple):
         the L2 cache; where rows see keys on their left alone, by length, the longest first.
     blocks(row, sq, skv, low, high)
         (first, end) of the blocks of keys, at least one.
-    fetch(tile, tensor_map, nrows, row, head, batch, bar)
-        Copy all columns of `nrows` rows of one head.
-    store(o, o_map, tile, thread, barrier, row, head, batch, top, bottom)
+    fetch(tile, tensor_map, nrows, row, head, part, bar)
+        Copy all columns of `nrows` rows of one head; `part` is `packed.Sequences`'.
+    store(o, o_map, tile, thread, barrier, row, head, part, top, bottom)
         Multiply O's rows by `top` and `bottom`, and hand them to the copy engine through shared memory.
     keep(lse, batch, head, row, sq, largest, total, factor)
         Write the rows' log-sum-exp.
@@ -111,13 +113,42 @@ class Tile(NamedTuple):
 
 
 @functools.cache
-def make_tile(head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int) -> Tile:
+def _make_copies(packed: bool) -> tuple[Callable, Callable]:
+    """Make `load(to, tensor_map, column, head, row, part, bar)`, and `write(…, part, start)` from shared memory."""
+    if not packed:
+
+        @cuda.jit(device=True, forceinline=True)
+        def load(to, tensor_map, column, head, row, batch, bar):
+            ptx.cp_async_bulk_tensor_4d_shared_global(to, tensor_map, column, head, row, batch, bar)
+
+        @cuda.jit(device=True, forceinline=True)
+        def write(tensor_map, column, head, row, batch, start):
+            ptx.cp_async_bulk_tensor_4d_global_shared(tensor_map, column, head, row, batch, start)
+
+        return load, write
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_packed(to, tensor_map, column, head, row, part, bar):
+        x, y, z = ragged_row(part[0], part[1], row)
+        ptx.cp_async_bulk_tensor_5d_shared_global(to, tensor_map, column, head, x, y, z, bar)
+
+    @cuda.jit(device=True, forceinline=True)
+    def write_packed(tensor_map, column, head, row, part, start):
+        x, y, z = ragged_row(part[0], part[1], row)
+        ptx.cp_async_bulk_tensor_5d_global_shared(tensor_map, column, head, x, y, z, start)
+
+    return load_packed, write_packed
+
+
+@functools.cache
+def make_tile(head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int, packed: bool = False) -> Tile:
     """The functions for these types and this shape of tile."""
     boxes = -(-head_dim // BOX_COLUMNS)
     rows = GROUP_ROWS * consumers
     by_length = kind.right
     block_range = make_tile_masks(kind, rows, keys).block_range
     pack = make_pack(dtype)
+    load, write = _make_copies(packed)
 
     @cuda.jit(device=True, forceinline=True)
     def place(tile, tiles_m, heads, all_heads, together):
@@ -141,26 +172,26 @@ def make_tile(head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int) 
         return first, max(end, uint32(first + uint32(1)))  # where nothing is seen, a block all of whose keys are hidden
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch(tile, tensor_map, nrows, row, head, batch, bar):
+    def fetch(tile, tensor_map, nrows, row, head, part, bar):
         for box in range(boxes):
             unroll()
             to = uint32(ptx.shared_address(tile) + uint32(box * nrows * ROW_BYTES))
-            ptx.cp_async_bulk_tensor_4d_shared_global(to, tensor_map, 64 * box, head, row, batch, bar)
+            load(to, tensor_map, 64 * box, head, row, part, bar)
 
     @cuda.jit(device=True, forceinline=True)
-    def store(o, o_map, tile, thread, barrier, row, head, batch, top, bottom):
+    def store(o, o_map, tile, thread, barrier, row, head, part, top, bottom):
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         line = uint32(ptx.shared_address(tile) + (warp * uint32(16) + lane % uint32(16)) * uint32(ROW_BYTES))
         swizzle, right = lane % uint32(8), lane // uint32(16)
         if thread == 0:
             ptx.cp_async_bulk_wait_group_read(0)  # the last tile's O has left
         ptx.bar_sync(barrier, WARPGROUP)
-        for part in range(head_dim // 16):
+        for sixteenth in range(head_dim // 16):
             unroll()
-            i = 8 * part
-            unit = (uint32(part % 4 * 2) + right) ^ swizzle
+            i = 8 * sixteenth
+            unit = (uint32(sixteenth % 4 * 2) + right) ^ swizzle
             ptx.stmatrix_sync_x4(
-                uint32(line + uint32(part // 4 * GROUP_ROWS * ROW_BYTES) + unit * uint32(16)),
+                uint32(line + uint32(sixteenth // 4 * GROUP_ROWS * ROW_BYTES) + unit * uint32(16)),
                 pack(o[i] * top, o[i + 1] * top),
                 pack(o[i + 2] * bottom, o[i + 3] * bottom),
                 pack(o[i + 4] * top, o[i + 5] * top),
@@ -172,7 +203,7 @@ def make_tile(head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int) 
             for box in range(boxes):
                 unroll()
                 start = uint32(ptx.shared_address(tile) + uint32(box * GROUP_ROWS * ROW_BYTES))
-                ptx.cp_async_bulk_tensor_4d_global_shared(o_map, 64 * box, head, row, batch, start)
+                write(o_map, 64 * box, head, row, part, start)
             ptx.cp_async_bulk_commit_group()
 
     @cuda.jit(device=True, forceinline=True)
@@ -227,10 +258,13 @@ class Supply(NamedTuple):
 
 
 @functools.cache
-def make_supply(tile: Tile, smem: Shared, boxes: int, consumers: int, keys: int, stages: int) -> Supply:
+def make_supply(
+    tile: Tile, smem: Shared, boxes: int, consumers: int, keys: int, stages: int, packed: bool = False
+) -> Supply:
     """The functions for tiles of this kind, in this shared memory."""
     q_bytes, kv_bytes = GROUP_ROWS * boxes * ROW_BYTES, keys * boxes * ROW_BYTES
     place, blocks, fetch = tile.place, tile.blocks, tile.fetch
+    extents, part_of = make_sequences(packed)
 
     @cuda.jit(device=True, forceinline=True)
     def initialise():
@@ -245,36 +279,57 @@ def make_supply(tile: Tile, smem: Shared, boxes: int, consumers: int, keys: int,
         ptx.fence_mbarrier_init()
 
     @cuda.jit(device=True, forceinline=True)
-    def produce(q_map, k_map, v_map, counter, sq, skv, low, high, tiles_m, heads, all_heads, together, group):
+    def produce(
+        q_map,
+        k_map,
+        v_map,
+        counter,
+        q_starts,
+        kv_starts,
+        all_sq,
+        all_skv,
+        all_low,
+        all_high,
+        tiles_m,
+        heads,
+        all_heads,
+        together,
+        group,
+    ):
         use, turn = uint32(0), uint32(0)  # of the rings of K and V; of Q
         tiles = uint32(tiles_m * all_heads)
         tile = uint32(cuda.blockIdx.x)
         while tile < tiles:
             following = uint32(cuda.gridDim.x + uint32(cuda.atomic.inc(counter, 0, uint32(tiles - uint32(1)))))
             row, head, batch = place(tile, tiles_m, heads, all_heads, together)
-            kv_head = uint32(head // group)
-            first, block = blocks(row, sq, skv, low, high)
-            for i in range(consumers):
-                unroll(1)
-                ptx.mbarrier_wait_parity(smem.q_empty[i], (turn & uint32(1)) ^ uint32(1))
-                if i == 0:
-                    smem.tile[turn % uint32(TURNS)] = tile
-                bar = smem.q_full[i]
-                ptx.mbarrier_arrive_expect_tx(bar, q_bytes)
-                fetch(smem.q[i], q_map, GROUP_ROWS, uint32(row + uint32(i) * uint32(GROUP_ROWS)), head, batch, bar)
-            while block > first:  # backwards: the blocks at a causal mask's edge first
-                unroll(1)
-                block = uint32(block - uint32(1))
-                stage, phase = ring(use, stages)
-                use = uint32(use + uint32(1))
-                key = uint32(block * uint32(keys))
-                ptx.mbarrier_wait_parity(smem.k_empty[stage], phase ^ uint32(1))
-                ptx.mbarrier_arrive_expect_tx(smem.k_full[stage], kv_bytes)
-                fetch(smem.k[stage], k_map, keys, key, kv_head, batch, smem.k_full[stage])
-                ptx.mbarrier_wait_parity(smem.v_empty[stage], phase ^ uint32(1))
-                ptx.mbarrier_arrive_expect_tx(smem.v_full[stage], kv_bytes)
-                fetch(smem.v[stage], v_map, keys, key, kv_head, batch, smem.v_full[stage])
-            turn = uint32(turn + uint32(1))
+            sq, skv, low, high, q_start, kv_start = extents(
+                batch, all_sq, all_skv, all_low, all_high, q_starts, kv_starts
+            )
+            if row < sq:
+                q_part, kv_part = part_of(batch, q_start, sq), part_of(batch, kv_start, skv)
+                kv_head = uint32(head // group)
+                first, block = blocks(row, sq, skv, low, high)
+                for i in range(consumers):
+                    unroll(1)
+                    ptx.mbarrier_wait_parity(smem.q_empty[i], (turn & uint32(1)) ^ uint32(1))
+                    if i == 0:
+                        smem.tile[turn % uint32(TURNS)] = tile
+                    bar = smem.q_full[i]
+                    ptx.mbarrier_arrive_expect_tx(bar, q_bytes)
+                    fetch(smem.q[i], q_map, GROUP_ROWS, uint32(row + uint32(i * GROUP_ROWS)), head, q_part, bar)
+                while block > first:  # backwards: the blocks at a causal mask's edge first
+                    unroll(1)
+                    block = uint32(block - uint32(1))
+                    stage, phase = ring(use, stages)
+                    use = uint32(use + uint32(1))
+                    key = uint32(block * uint32(keys))
+                    ptx.mbarrier_wait_parity(smem.k_empty[stage], phase ^ uint32(1))
+                    ptx.mbarrier_arrive_expect_tx(smem.k_full[stage], kv_bytes)
+                    fetch(smem.k[stage], k_map, keys, key, kv_head, kv_part, smem.k_full[stage])
+                    ptx.mbarrier_wait_parity(smem.v_empty[stage], phase ^ uint32(1))
+                    ptx.mbarrier_arrive_expect_tx(smem.v_full[stage], kv_bytes)
+                    fetch(smem.v[stage], v_map, keys, key, kv_head, kv_part, smem.v_full[stage])
+                turn = uint32(turn + uint32(1))
             tile = following
         for i in range(consumers):
             unroll(1)
@@ -301,11 +356,14 @@ def make_warpgroups(
     keys: int = 128,
     stages: int = 2,
     o_over_q: bool = False,
+    packed: bool = False,
 ) -> Kernel:
     """Steps 5 and 6: scores, softmax, product, one after the other; the warpgroups' turns mix by chance.
 
     Tensor maps are of (batch, rows, heads, head_dim), with boxes of 64 columns of one head: 64 rows of q and o, `keys`
-    rows of k and v. `factor` and `inner` are `operands.Scores`'.
+    rows of k and v. `factor` and `inner` are `operands.Scores`'. If sequences are `packed`, they are `RaggedMap`s of
+    (rows, heads, head_dim); `q_starts` and `kv_starts` are looked at, and `all_low` and `all_high` are the diagonals of
+    as many queries as keys. `counter` is a zero, and a zero again afterwards.
     """
     boxes = -(-head_dim // BOX_COLUMNS)
     score_elements, o_elements, p_elements = keys // 2, head_dim // 2, keys // 4
@@ -318,10 +376,11 @@ def make_warpgroups(
     pack = make_pack(dtype)
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
     wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
-    tile_functions = make_tile(head_dim, dtype, kind, consumers, keys)
+    tile_functions = make_tile(head_dim, dtype, kind, consumers, keys, packed)
     place, blocks, _, store, keep = tile_functions
     smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
-    initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages)
+    initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages, packed)
+    extents, part_of = make_sequences(packed)
     o_tile = _make_o_tile(smem, o_over_q)
 
     @kernel(threads=WARPGROUP * (consumers + 1), shared=smem)
@@ -332,10 +391,12 @@ def make_warpgroups(
         o_map,
         lse,
         counter,
-        sq,
-        skv,
-        low,
-        high,
+        q_starts,
+        kv_starts,
+        all_sq,
+        all_skv,
+        all_low,
+        all_high,
         tiles_m,
         heads,
         all_heads,
@@ -352,7 +413,10 @@ def make_warpgroups(
             if several:
                 ptx.setmaxnreg_dec(fewer)
             if thread == 0:
-                produce(q_map, k_map, v_map, counter, sq, skv, low, high, tiles_m, heads, all_heads, together, group)
+                produce(
+                    *(q_map, k_map, v_map, counter, q_starts, kv_starts, all_sq, all_skv, all_low, all_high),
+                    *(tiles_m, heads, all_heads, together, group),
+                )
         else:
             if several:
                 ptx.setmaxnreg_inc(more)
@@ -371,6 +435,7 @@ def make_warpgroups(
                 if tile >= uint32(tiles_m * all_heads):
                     break
                 row, head, batch = place(tile, tiles_m, heads, all_heads, together)
+                sq, skv, low, high, q_start, _ = extents(batch, all_sq, all_skv, all_low, all_high, q_starts, kv_starts)
                 first, end = blocks(row, sq, skv, low, high)
                 row = uint32(row + mine * uint32(GROUP_ROWS))
                 first_full, end_full = full_range(row, first, end, skv, low, high)
@@ -406,12 +471,15 @@ def make_warpgroups(
                     release(smem.q_empty[mine], thread)
                 total[0], total[1] = quad_sum(total[0]), quad_sum(total[1])
                 top, bottom = inverse(total[0]), inverse(total[1])
-                store(o, o_map, o_tile(mine), thread, uint32(mine + uint32(3)), row, head, batch, top, bottom)
+                part = part_of(batch, q_start, sq)
+                store(o, o_map, o_tile(mine), thread, uint32(mine + uint32(3)), row, head, part, top, bottom)
                 if o_over_q and thread == 0:
                     ptx.cp_async_bulk_wait_group_read(0)
                     ptx.mbarrier_arrive(smem.q_empty[mine])
                 if lane_key == 0:
-                    keep(lse, batch, head, uint32(row + lane_row), sq, largest, total, factor)
+                    own = uint32(0) if packed else batch
+                    first_row, end_row = uint32(q_start + row + lane_row), uint32(q_start + sq)
+                    keep(lse, own, head, first_row, end_row, largest, total, factor)
                 turn = uint32(turn + uint32(1))
             if thread == 0:
                 ptx.cp_async_bulk_wait_group_read(0)
@@ -447,6 +515,7 @@ def make_overlapped(
     stages: int = 2,
     o_over_q: bool = False,
     ping_pong: bool = False,
+    packed: bool = False,
 ) -> Kernel:
     """Steps 7 to 9: the next block's scores are started before this one's product, so that softmax has one beside it.
 
@@ -469,10 +538,11 @@ def make_overlapped(
     pack = make_pack(dtype)
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
     wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
-    tile_functions = make_tile(head_dim, dtype, kind, consumers, keys)
+    tile_functions = make_tile(head_dim, dtype, kind, consumers, keys, packed)
     place, blocks, _, store, keep = tile_functions
     smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
-    initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages)
+    initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages, packed)
+    extents, part_of = make_sequences(packed)
     o_tile = _make_o_tile(smem, o_over_q)
 
     def make_advance(hidden: bool) -> Callable:
@@ -518,10 +588,12 @@ def make_overlapped(
         o_map,
         lse,
         counter,
-        sq,
-        skv,
-        low,
-        high,
+        q_starts,
+        kv_starts,
+        all_sq,
+        all_skv,
+        all_low,
+        all_high,
         tiles_m,
         heads,
         all_heads,
@@ -538,7 +610,10 @@ def make_overlapped(
             if several:
                 ptx.setmaxnreg_dec(fewer)
             if thread == 0:
-                produce(q_map, k_map, v_map, counter, sq, skv, low, high, tiles_m, heads, all_heads, together, group)
+                produce(
+                    *(q_map, k_map, v_map, counter, q_starts, kv_starts, all_sq, all_skv, all_low, all_high),
+                    *(tiles_m, heads, all_heads, together, group),
+                )
         else:
             if several:
                 ptx.setmaxnreg_inc(more)
@@ -559,6 +634,7 @@ def make_overlapped(
                 if tile >= uint32(tiles_m * all_heads):
                     break
                 row, head, batch = place(tile, tiles_m, heads, all_heads, together)
+                sq, skv, low, high, q_start, _ = extents(batch, all_sq, all_skv, all_low, all_high, q_starts, kv_starts)
                 first, block = blocks(row, sq, skv, low, high)
                 first_full, end_full = full_range(row, first, block, skv, low, high)
                 row = uint32(row + mine * uint32(GROUP_ROWS))
@@ -665,12 +741,15 @@ def make_overlapped(
                 top, bottom = inverse(total[0]), inverse(total[1])
                 wait_o(o, 0)
                 release(smem.v_empty[stage], thread)
-                store(o, o_map, o_tile(mine), thread, uint32(mine + uint32(3)), row, head, batch, top, bottom)
+                part = part_of(batch, q_start, sq)
+                store(o, o_map, o_tile(mine), thread, uint32(mine + uint32(3)), row, head, part, top, bottom)
                 if o_over_q and thread == 0:
                     ptx.cp_async_bulk_wait_group_read(0)
                     ptx.mbarrier_arrive(smem.q_empty[mine])
                 if lane_key == 0:
-                    keep(lse, batch, head, uint32(row + lane_row), sq, largest, total, factor)
+                    own = uint32(0) if packed else batch
+                    first_row, end_row = uint32(q_start + row + lane_row), uint32(q_start + sq)
+                    keep(lse, own, head, first_row, end_row, largest, total, factor)
                 use = uint32(use + uint32(1))
                 turn = uint32(turn + uint32(1))
             if ping_pong and mine == 0:
