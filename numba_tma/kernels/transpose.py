@@ -61,14 +61,28 @@ def tile_at(index, down):
 
 
 @cuda.jit(device=True, forceinline=True)
-def square_of(lane):
-    """Row and column of the square that one of 64 threads takes among 8 × 8: along a diagonal.
+def square_of(number, boxes):
+    """Where in a tile the square with this number is: box, span of rows, and row and column among 8 × 8 squares there.
 
-    Eight neighbouring threads, who are served together, read eight different rows of squares at eight different
-    columns. The swizzle then gives each of them banks of its own, and so it does when they write the transpose.
+    Squares with neighbouring numbers lie along a diagonal. Eight neighbouring threads, who are served together, so read
+    eight different rows of squares at eight different columns. The swizzle gives each of them banks of its own, and it
+    does so again when they write the transpose.
     """
-    row = uint32(lane % uint32(SQUARES))
-    return row, uint32(row ^ uint32(uint32(lane // uint32(SQUARES)) % uint32(SQUARES)))
+    which = uint32(number // uint32(SQUARES * SQUARES))
+    row = uint32(number % uint32(SQUARES))
+    column = uint32(row ^ uint32(uint32(number // uint32(SQUARES)) % uint32(SQUARES)))
+    return uint32(which % uint32(boxes)), uint32(which // uint32(boxes)), row, column
+
+
+def squares(tile: tuple[int, int]) -> int:
+    """Squares of one chunk each way in a tile, which counts spans each way."""
+    return tile[0] * tile[1] * SQUARES * SQUARES
+
+
+def box_of(itemsize: int, spans: int) -> tuple[int, int]:
+    """Rows and columns of one box: so many spans of rows, and one of columns."""
+    width = SPAN // itemsize
+    return spans * width, width
 
 
 def make_turned(itemsize: int) -> Callable:
@@ -97,7 +111,7 @@ def make_turned(itemsize: int) -> Callable:
 
 
 def make_fetch(itemsize: int, smem: Shared, tile: tuple[int, int]) -> Callable:
-    """Ask for a tile, one box for each span of its columns, into the stage of the ring named."""
+    """Ask for a tile, one box for each span of its columns, into the stage named."""
     width = SPAN // itemsize
     rows, boxes = tile[0] * width, tile[1]
 
@@ -266,139 +280,131 @@ def make_by_columns(itemsize: int, swizzle: str, threads: int = 256) -> Kernel:
     return transpose_by_columns
 
 
-@functools.cache
-def make_vector(itemsize: int, tile: tuple[int, int] = (2, 2), threads: int = 256, stages: int = 1) -> Kernel:
-    """Each thread reads a square by 16 bytes a row, transposes it in registers and writes 16 bytes a row.
-
-    `tile` counts spans of 128 bytes: rows of the source (they make the target's rows), and columns. With `stages` > 1
-    a block goes on to further tiles, the next of them on their way while it works on one.
-    """
+def make_write(itemsize: int, smem: Shared, tile: tuple[int, int], threads: int) -> Callable:
+    """Write the transpose of the tile in a stage, square by square: read, turn, write."""
     side, width = side_of(itemsize), SPAN // itemsize
     rows, boxes = tile[0] * width, tile[1]
-    passes, held = tile[0] * tile[1] * SQUARES * SQUARES // threads, 4 * side
-    smem = Shared(source=Tiles(stages * boxes, (rows, width), BITS[itemsize], "128B"), full=Barriers(stages))
-    fetch = make_fetch(itemsize, smem, tile)
+    passes, held = squares(tile) // threads, 4 * side
     load, store, store_rest = make_load(itemsize), make_store_global(itemsize), make_store_rest(itemsize)
 
-    @kernel(threads=threads, shared=smem)
-    def transpose_vector(source_map, target, down, tiles):
+    @cuda.jit(device=True, forceinline=True)
+    def write(thread, stage, target, tile_row, tile_column):
         words = cuda.local.array(held, uint32)
-        thread = uint32(cuda.threadIdx.x)
-        leader = thread == 0
-        step_by = uint32(cuda.gridDim.x)
-        if leader:
-            for stage in range(stages):
-                ptx.mbarrier_init(smem.full[stage], 1)
-            ptx.fence_mbarrier_init()
-            ahead = uint32(cuda.blockIdx.x)
-            for stage in range(stages):
-                if ahead < tiles:
-                    tile_row, tile_column = tile_at(ahead, down)
-                    fetch(source_map, stage, tile_row, tile_column)
-                ahead = uint32(ahead + step_by)
-        cuda.syncthreads()
+        for i in range(passes):
+            box, part, row, column = square_of(uint32(thread + uint32(i * threads)), boxes)
+            source = smem.source[uint32(uint32(stage) * uint32(boxes) + box)]
+            r, c = uint32(part * uint32(width) + row * uint32(side)), uint32(column * uint32(side))
+            y = uint32(tile_column * uint32(boxes * width) + box * uint32(width) + c)
+            x = uint32(tile_row * uint32(rows) + r)
+            if uint64(x) + uint64(side) <= uint64(target.shape[1]):
+                load(words, source, r, c)
+                store(words, target, y, x)
+            else:
+                store_rest(source, r, c, target, y, x)
 
-        index, step = uint32(cuda.blockIdx.x), uint32(0)
-        while index < tiles:
-            stage, phase = ring(step, stages)
-            tile_row, tile_column = tile_at(index, down)
-            first_row, first_column = uint32(tile_row * uint32(rows)), uint32(tile_column * uint32(boxes * width))
-            mbarrier_wait(smem.full[stage], phase)
-            for i in range(passes):
-                number = uint32(thread + uint32(i * threads))
-                part = uint32(number // uint32(SQUARES * SQUARES))
-                box, down_part = uint32(part % uint32(boxes)), uint32(part // uint32(boxes))
-                row, column = square_of(number)
-                r = uint32(down_part * uint32(width) + row * uint32(side))
-                c = uint32(column * uint32(side))
-                source = smem.source[uint32(stage * uint32(boxes) + box)]
-                row, column = uint32(first_column + box * uint32(width) + c), uint32(first_row + r)
-                if uint64(column) + uint64(side) <= uint64(target.shape[1]):
-                    load(words, source, r, c)
-                    store(words, target, row, column)
-                else:
-                    store_rest(source, r, c, target, row, column)
-            ahead = uint32(index + uint32(stages) * step_by)
-            if ahead < tiles:
-                release_to_async()
-                if leader:
-                    tile_row, tile_column = tile_at(ahead, down)
-                    fetch(source_map, stage, tile_row, tile_column)
-            index, step = uint32(index + step_by), uint32(step + uint32(1))
+    return write
+
+
+@functools.cache
+def make_vector(itemsize: int, tile: tuple[int, int] = (2, 2), threads: int = 256) -> Kernel:
+    """Each thread reads a square by 16 bytes a row, transposes it in registers and writes 16 bytes a row.
+
+    `tile` counts spans of 128 bytes: rows of the source (they make the target's rows), and columns.
+    """
+    smem = Shared(source=Tiles(tile[1], box_of(itemsize, tile[0]), BITS[itemsize], "128B"), full=Barriers(1))
+    fetch, write = make_fetch(itemsize, smem, tile), make_write(itemsize, smem, tile, threads)
+
+    @kernel(threads=threads, shared=smem)
+    def transpose_vector(source_map, target, down):
+        thread = uint32(cuda.threadIdx.x)
+        tile_row, tile_column = tile_at(uint32(cuda.blockIdx.x), down)
+        if thread == 0:
+            ptx.mbarrier_init(smem.full[0], 1)
+            ptx.fence_mbarrier_init()
+            fetch(source_map, 0, tile_row, tile_column)
+        cuda.syncthreads()
+        mbarrier_wait(smem.full[0], 0)
+        write(thread, 0, target, tile_row, tile_column)
 
     return transpose_vector
 
 
 @functools.cache
-def make_store(
-    itemsize: int, tile: tuple[int, int] = (2, 1), threads: int = 128, stages: int = 1, outs: int = 1
-) -> Kernel:
-    """The transposed tile goes back to shared memory, swizzled too, and the copy engine writes it to the matrix."""
-    side, width = side_of(itemsize), SPAN // itemsize
-    rows, boxes, out_boxes = tile[0] * width, tile[1], tile[0]
-    passes, held = tile[0] * tile[1] * SQUARES * SQUARES // threads, 4 * side
-    waiting = outs - 1
+def make_ring(itemsize: int, tile: tuple[int, int] = (2, 2), threads: int = 256, stages: int = 2) -> Kernel:
+    """Blocks that stay: while a block writes a tile, the next ones are on their way."""
     smem = Shared(
-        source=Tiles(stages * boxes, (rows, width), BITS[itemsize], "128B"),
-        target=Tiles(outs * out_boxes, (boxes * width, width), BITS[itemsize], "128B"),
-        full=Barriers(stages),
+        source=Tiles(stages * tile[1], box_of(itemsize, tile[0]), BITS[itemsize], "128B"), full=Barriers(stages)
     )
-    fetch = make_fetch(itemsize, smem, tile)
-    load, store = make_load(itemsize), make_store_shared(itemsize)
+    fetch, write = make_fetch(itemsize, smem, tile), make_write(itemsize, smem, tile, threads)
 
     @kernel(threads=threads, shared=smem)
-    def transpose_store(source_map, target_map, down, tiles):
-        words = cuda.local.array(held, uint32)
+    def transpose_ring(source_map, target, down, tiles):
         thread = uint32(cuda.threadIdx.x)
-        leader = thread == 0
-        step_by = uint32(cuda.gridDim.x)
-        if leader:
+        index, every = uint32(cuda.blockIdx.x), uint32(cuda.gridDim.x)
+        if thread == 0:
             for stage in range(stages):
                 ptx.mbarrier_init(smem.full[stage], 1)
             ptx.fence_mbarrier_init()
-            ahead = uint32(cuda.blockIdx.x)
             for stage in range(stages):
+                ahead = uint32(index + uint32(stage) * every)
                 if ahead < tiles:
                     tile_row, tile_column = tile_at(ahead, down)
                     fetch(source_map, stage, tile_row, tile_column)
-                ahead = uint32(ahead + step_by)
         cuda.syncthreads()
-
-        index, step = uint32(cuda.blockIdx.x), uint32(0)
+        step = uint32(0)
         while index < tiles:
             stage, phase = ring(step, stages)
-            out, _ = ring(step, outs)
             tile_row, tile_column = tile_at(index, down)
-            first_row, first_column = uint32(tile_row * uint32(rows)), uint32(tile_column * uint32(boxes * width))
-            if step >= outs:  # the tile that this one replaces must have been read by its store
-                if leader:
-                    ptx.cp_async_bulk_wait_group_read(waiting)
-                cuda.syncthreads()
             mbarrier_wait(smem.full[stage], phase)
-            for i in range(passes):
-                number = uint32(thread + uint32(i * threads))
-                part = uint32(number // uint32(SQUARES * SQUARES))
-                box, down_part = uint32(part % uint32(boxes)), uint32(part // uint32(boxes))
-                row, column = square_of(number)
-                r, c = uint32(row * uint32(side)), uint32(column * uint32(side))
-                load(words, smem.source[uint32(stage * uint32(boxes) + box)], uint32(down_part * uint32(width) + r), c)
-                slot = uint32(out * uint32(out_boxes) + down_part)
-                store(words, smem.target[slot], uint32(box * uint32(width) + c), r)
-            # For both: the engine may read what was written, and overwrite what was read.
+            write(thread, stage, target, tile_row, tile_column)
             release_to_async()
-            if leader:
-                for box in range(out_boxes):
-                    slot = uint32(out * uint32(out_boxes) + uint32(box))
-                    row = uint32(first_row + uint32(box * width))
-                    ptx.cp_async_bulk_tensor_2d_global_shared(target_map, row, first_column, smem.target[slot])
-                ptx.cp_async_bulk_commit_group()
-                ahead = uint32(index + uint32(stages) * step_by)
-                if ahead < tiles:
-                    tile_row, tile_column = tile_at(ahead, down)
-                    fetch(source_map, stage, tile_row, tile_column)
-            index, step = uint32(index + step_by), uint32(step + uint32(1))
-        if leader:
-            ptx.cp_async_bulk_wait_group(0)
+            ahead = uint32(index + uint32(stages) * every)
+            if thread == 0 and ahead < tiles:
+                tile_row, tile_column = tile_at(ahead, down)
+                fetch(source_map, stage, tile_row, tile_column)
+            index, step = uint32(index + every), uint32(step + uint32(1))
+
+    return transpose_ring
+
+
+@functools.cache
+def make_store(itemsize: int, tile: tuple[int, int] = (2, 1), threads: int = 128) -> Kernel:
+    """The transposed tile goes back to shared memory, swizzled too, and the copy engine writes it to the matrix."""
+    side, width = side_of(itemsize), SPAN // itemsize
+    rows, boxes, out_boxes = tile[0] * width, tile[1], tile[0]
+    passes, held = squares(tile) // threads, 4 * side
+    smem = Shared(
+        source=Tiles(boxes, box_of(itemsize, tile[0]), BITS[itemsize], "128B"),
+        target=Tiles(out_boxes, box_of(itemsize, tile[1]), BITS[itemsize], "128B"),
+        full=Barriers(1),
+    )
+    fetch, load, store = make_fetch(itemsize, smem, tile), make_load(itemsize), make_store_shared(itemsize)
+
+    @kernel(threads=threads, shared=smem)
+    def transpose_store(source_map, target_map, down):
+        words = cuda.local.array(held, uint32)
+        thread = uint32(cuda.threadIdx.x)
+        tile_row, tile_column = tile_at(uint32(cuda.blockIdx.x), down)
+        if thread == 0:
+            ptx.mbarrier_init(smem.full[0], 1)
+            ptx.fence_mbarrier_init()
+            fetch(source_map, 0, tile_row, tile_column)
+        cuda.syncthreads()
+        mbarrier_wait(smem.full[0], 0)
+        for i in range(passes):
+            box, part, row, column = square_of(uint32(thread + uint32(i * threads)), boxes)
+            r, c = uint32(row * uint32(side)), uint32(column * uint32(side))
+            load(words, smem.source[box], uint32(part * uint32(width) + r), c)
+            store(words, smem.target[part], uint32(box * uint32(width) + c), r)
+        ptx.fence_proxy_async_shared_cta()  # the engine must see what threads wrote
+        cuda.syncthreads()
+        if thread == 0:
+            y = uint32(tile_column * uint32(boxes * width))
+            for part in range(out_boxes):
+                x = uint32(tile_row * uint32(rows) + uint32(part * width))
+                ptx.cp_async_bulk_tensor_2d_global_shared(target_map, x, y, smem.target[part])
+            ptx.cp_async_bulk_commit_group()
+            ptx.cp_async_bulk_wait_group(0)  # shared memory must not be given away while the engine reads it
 
     return transpose_store
 
@@ -408,7 +414,6 @@ def make_store(
 
 NAMES = ("source", "target")
 MAX_TILES = (1 << 31) - 1  # blocks of a grid along x
-ONE_TILE = 0  # for `per_multiprocessor`: a block for each tile
 
 
 def _as_bits(array: Any, whole_chunks: bool = False) -> Any:
@@ -455,36 +460,46 @@ def _bind_by_columns(swizzle: str) -> Callable[..., Callable[[], Any]]:
     return bind
 
 
-def _bind_squares(
+def _bind_vector(
+    arrays: Mapping[str, Any], *, tile: tuple[int, int] = (2, 2), threads: int = 256, stream: object = None
+) -> Callable[[], Any]:
+    source_map, down, tiles = _source(arrays, tile, threads)
+    made = make_vector(source_map.element.size, tile, threads)
+    return made[tiles, None, stream].bind(source_map, _as_bits(arrays["target"]), down)
+
+
+def _bind_ring(
     arrays: Mapping[str, Any],
     *,
-    by_engine: bool = False,
     tile: tuple[int, int] = (2, 2),
     threads: int = 256,
-    stages: int = 1,
-    per_multiprocessor: int = ONE_TILE,
+    stages: int = 2,
+    per_multiprocessor: int = 4,
     stream: object = None,
-    **options: int,
 ) -> Callable[[], Any]:
+    source_map, down, tiles = _source(arrays, tile, threads)
+    made = make_ring(source_map.element.size, tile, threads, stages)
+    launcher = made[blocks_for(tiles, per_multiprocessor), None, stream]
+    return launcher.bind(source_map, _as_bits(arrays["target"]), down, np.uint32(tiles))
+
+
+def _bind_store(
+    arrays: Mapping[str, Any], *, tile: tuple[int, int] = (2, 1), threads: int = 128, stream: object = None
+) -> Callable[[], Any]:
+    source_map, down, tiles = _source(arrays, tile, threads)
+    itemsize = source_map.element.size
+    target_map = TensorMap(_as_bits(arrays["target"], True), box_of(itemsize, tile[1]), swizzle="128B")
+    return make_store(itemsize, tile, threads)[tiles, None, stream].bind(source_map, target_map, down)
+
+
+def _source(arrays: Mapping[str, Any], tile: tuple[int, int], threads: int) -> tuple[TensorMap, np.uint32, int]:
+    """The source's map, and its tiles from top to bottom and in all."""
     source = _as_bits(arrays["source"])
     described = view(source)
     itemsize = described.dtype.itemsize
     check_tile(tile, itemsize, threads)
-    width = SPAN // itemsize
-    down, tiles = _tiles(described.shape, tile[0] * width, tile[1] * width)
-    blocks = blocks_for(tiles, per_multiprocessor) if per_multiprocessor else tiles
-    source_map = TensorMap(source, (tile[0] * width, width), swizzle="128B", store=False)
-    if by_engine:
-        target = TensorMap(_as_bits(arrays["target"], True), (tile[1] * width, width), swizzle="128B")
-        made = make_store(itemsize, tile, threads, stages, **options)
-    else:
-        target = _as_bits(arrays["target"])
-        made = make_vector(itemsize, tile, threads, stages, **options)
-    return made[blocks, None, stream].bind(source_map, target, down, np.uint32(tiles))
-
-
-_bind_ring = functools.partial(_bind_squares, stages=2, per_multiprocessor=4)
-_bind_store = functools.partial(_bind_squares, by_engine=True, tile=(2, 1), threads=128)
+    down, tiles = _tiles(described.shape, *(spans * SPAN // itemsize for spans in tile))
+    return TensorMap(source, box_of(itemsize, tile[0]), swizzle="128B", store=False), down, tiles
 
 
 def check_tile(tile: tuple[int, int], itemsize: int, threads: int) -> None:
@@ -493,11 +508,11 @@ def check_tile(tile: tuple[int, int], itemsize: int, threads: int) -> None:
     Raises:
         ValueError: it does not, or its boxes are more than the copy engine's 256 rows.
     """
-    width, squares = SPAN // itemsize, tile[0] * tile[1] * SQUARES * SQUARES
+    width, count = SPAN // itemsize, squares(tile)
     if max(tile) * width > 256 or min(tile) < 1:
         raise ValueError(f"tile {tile}: the copy engine's boxes have 1 to 256 rows, so at most {256 // width} spans")
-    if threads % 32 or squares % threads:
-        raise ValueError(f"tile {tile}: its {squares} squares do not divide among {threads} threads")
+    if threads % 32 or count % threads:
+        raise ValueError(f"tile {tile}: its {count} squares do not divide among {threads} threads")
 
 
 OPTIONS = {
@@ -507,7 +522,7 @@ OPTIONS = {
     "swizzle": ("threads",),
     "vector": ("tile", "threads"),
     "ring": ("tile", "threads", "stages", "per_multiprocessor"),
-    "store": ("tile", "threads", "stages", "outs", "per_multiprocessor"),
+    "store": ("tile", "threads"),
 }
 _BY_TMA = ("tma", "swizzle", "vector", "ring", "store")
 
@@ -612,16 +627,12 @@ PROBLEM = Problem(
         Variant("padded", "ld/st", "through a padded tile in shared memory", _bind_plain(make_padded)),
         Variant("tma", "TMA", "the copy engine fills the tile: columns in one bank", _bind_by_columns("none")),
         Variant("swizzle", "TMA", "128-byte swizzle: columns in eight banks", _bind_by_columns("128B")),
-        Variant("vector", "TMA", "16 bytes an access, squares transposed in registers", _bind_squares),
-        Variant(
-            "ring", "TMA", "several tiles in flight", functools.partial(_bind_squares, stages=2, per_multiprocessor=6)
-        ),
-        Variant(
-            "store", "TMA", "the copy engine writes the tile too", functools.partial(_bind_squares, by_engine=True)
-        ),
+        Variant("vector", "TMA", "16 bytes an access, squares transposed in registers", _bind_vector),
+        Variant("ring", "TMA", "several tiles in flight", _bind_ring),
+        Variant("store", "TMA", "the copy engine writes the tile too", _bind_store),
     ),
     cases={
-        ("default", "sim"): [_case(256, 384, "float32"), _case(200, 333, "float16"), _case(130, 301, "int8")],
+        ("default", "sim"): [_case(256, 384, "float16"), _case(130, 301, "int8")],
         ("quick", "sim"): [_case(70, 83, "float16"), _case(130, 301, "int8")],
         ("default", "gpu"): [
             _case(16384, 16384, "float32"),

@@ -162,19 +162,23 @@ COMPILED = {
         )
         for name, swizzle in (("tma", "none"), ("swizzle", "128B"))
     },
-    **{
-        f"transpose.{name}": (
-            functools.partial(transpose.make_vector, 2, stages=stages),
-            lambda: (square_map(), BITS, TILES, TILES),
-            "sm_90a",
-            OF_SQUARES,
-            ("LDG", "STS", "UTMASTG"),
-        )
-        for name, stages in (("vector", 1), ("ring", 2))
-    },
+    "transpose.vector": (
+        lambda: transpose.make_vector(2),
+        lambda: (square_map(), BITS, TILES),
+        "sm_90a",
+        OF_SQUARES,
+        ("LDG", "STS", "UTMASTG"),
+    ),
+    "transpose.ring": (
+        lambda: transpose.make_ring(2),
+        lambda: (square_map(), BITS, TILES, TILES),
+        "sm_90a",
+        OF_SQUARES,
+        ("LDG", "STS", "UTMASTG"),
+    ),
     "transpose.store": (
         lambda: transpose.make_store(2),
-        lambda: (square_map(), square_map(64), TILES, TILES),
+        lambda: (square_map(), square_map(64), TILES),
         "sm_90a",
         ("UTMALDG.2D", "SYNCS", "LDS.128", "PRMT", "STS.128", "UTMASTG.2D"),
         ("LDG", "STG"),

@@ -32,8 +32,8 @@ def bits(array):
             {"variant": "ring", "tile": (2, 1), "threads": 64, "stages": 3, "per_multiprocessor": 1},
         ),
         ("int8", {"variant": "ring", "tile": (1, 1), "threads": 64, "stages": 2, "per_multiprocessor": 1}),
-        ("float32", {"variant": "store", "tile": (2, 1), "threads": 128, "outs": 2, "per_multiprocessor": 1}),
-        ("int8", {"variant": "store", "tile": (1, 2), "threads": 64, "stages": 2, "per_multiprocessor": 1}),
+        ("float32", {"variant": "store", "tile": (2, 2), "threads": 128}),
+        ("int8", {"variant": "store", "tile": (1, 2), "threads": 64}),
     ],
     ids=str,
 )
