@@ -29,11 +29,15 @@ from .split_kv import Cache, Tiling, make_split_kv
 
 MAX_QUERIES = 16
 _MOST_PLANS, _MOST_PLACES = 1024, 256  # kept for calls like one before
-_RING_BYTES = (96 * 1024, 192 * 1024)  # of a block's tiles: two blocks to an SM, or one where that is too little
+_RING_BYTES = 192 * 1024  # of a block's tiles, of 227 KB that an SM has
 _SHARED_BYTES = 227 * 1024  # of an SM, some 1 KB a block aside
 _MOST_SPLITS = 128
-_READ_RATE = 4.2e12  # bytes a second, of an H200
-_BLOCK_SECONDS = 4e-6  # that a block takes besides reading: its start, its first tile, its end
+# What `splits_for` reckons with, of an H200: bytes a second, all in all and to an SM; and seconds: of a block besides
+# reading, for its start and its end; of a warp for a tile which is there; of the last block's merging, and for each part.
+_READ_RATE, _SM_RATE = 4.2e12, 45e9
+_BLOCK_SECONDS = 3e-6
+_TILE_SECONDS = 0.8e-6
+_MERGE_SECONDS, _PART_SECONDS = 2.5e-6, 0.06e-6
 _CALLER = "decode"
 
 
@@ -73,28 +77,38 @@ def tiling_for(
     """
     boxes = -(-extents.head_dim // BOX)
     keys = keys or (32 if boxes == 1 else 16)
-    warps = warps or 4
-    stages = stages or max(_RING_BYTES[boxes > 3] // (warps * 2 * boxes * keys * 128), 1)
+    warps = warps or (8 if boxes <= 3 else 4)
+    stages = stages or max(_RING_BYTES // (warps * 2 * boxes * keys * 128), 1)
     return Tiling(extents.head_dim, extents.rows, keys, warps, stages)
 
 
 def splits_for(extents: Extents, tiling: Tiling, multiprocessors: int) -> int:
-    """How many blocks share a sequence: as few as let all SMs read as long as others do.
+    """How many blocks share a sequence: the fewest of those that should take the shortest time.
 
-    Reckons with full sequences. The blocks that run at once share the memory's rate, and each costs some microseconds
-    besides; blocks that are left over, a last wave of them, leave it to a few.
+    Reckons with full sequences. Blocks that run at once share the memory's rate; a block alone is held up by what its
+    warps do with a tile. The last wave of blocks may leave SMs idle, and parts have to be merged.
     """
     groups = extents.batch * extents.kv_heads * extents.row_tiles
     slots = _SHARED_BYTES // (tiling.shared("float16").nbytes + 1024) * multiprocessors
-    seconds_a_key = 4 * extents.head_dim * slots / _READ_RATE
-    most = min(-(-extents.capacity // (2 * tiling.keys * tiling.warps)), _MOST_SPLITS)
+    tiles = -(-extents.capacity // tiling.keys)
 
     def seconds(splits: int) -> float:
-        waves = -(-groups * splits // slots)
-        return waves * (-(-extents.capacity // splits) * seconds_a_key + _BLOCK_SECONDS)
+        rounds = -(-tiles // (splits * tiling.warps))
+        nbytes = 4 * extents.head_dim * tiling.keys * rounds * tiling.warps
 
-    best = min(map(seconds, range(1, most + 1)))
-    return next(splits for splits in range(1, most + 1) if seconds(splits) <= 1.02 * best)
+        def wave(blocks: int) -> float:
+            if not blocks:
+                return 0.0
+            reading = max(blocks * nbytes / _READ_RATE, nbytes / _SM_RATE)
+            return max(reading, rounds * _TILE_SECONDS) + _BLOCK_SECONDS
+
+        waves, left = divmod(groups * splits, slots)
+        merging = _MERGE_SECONDS + splits * _PART_SECONDS if splits > 1 else 0.0
+        return waves * wave(slots) + wave(left) + merging
+
+    candidates = range(1, min(-(-tiles // tiling.warps), _MOST_SPLITS) + 1)
+    best = min(map(seconds, candidates))
+    return next(splits for splits in candidates if seconds(splits) <= 1.01 * best)
 
 
 class Workspace:

@@ -185,8 +185,6 @@ def test_the_code_is_what_it_should_be(rng):
     code = recorded.launches[0].compiled
     resources = code.resources
     assert resources.spill_store_bytes == resources.spill_load_bytes == resources.stack_bytes == 0
-    # Two blocks of an SM have 256 threads.
-    assert resources.registers <= 255
     found = re.findall(r"\b(HMMA|UTMALDG|LDSM|LDL|STL)\b", code.sass)
     assert found.count("HMMA") == 2 * 2 * 8 and not {"LDL", "STL"} & set(found)
     assert found.count("UTMALDG") >= 4
@@ -199,7 +197,7 @@ def test_tilings_and_splits():
     assert Extents(1, 16, 32, 8, 256, 10).rows == 16 and Extents(1, 16, 32, 8, 256, 10).row_tiles == 4
     for extents in (small, long):
         splits = splits_for(extents, tiling_for(extents), 132)
-        assert 132 <= splits * extents.batch * extents.kv_heads <= 2 * 132
+        assert 132 // 2 < splits * extents.batch * extents.kv_heads <= 132  # one wave of blocks, on most SMs
     many = Extents(64, 1, 32, 8, 128, 8192)
     assert splits_for(many, tiling_for(many), 132) == 1
     assert Cache.of(32, 16) == Cache(16, True) and Cache.of(16, 24) == Cache(8, True)
