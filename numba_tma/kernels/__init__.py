@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import copy, gemm, kv_stream, multicast, stencil3d, transpose
+from .gather import paged, patches
 from .problem import Case, Problem, Variant
 from .reductions import column_sums, histogram, scatter_add
 from .rows import rmsnorm, softmax
@@ -20,6 +21,8 @@ PROBLEMS: tuple[Problem, ...] = (
     column_sums.PROBLEM,
     histogram.PROBLEM,
     scatter_add.PROBLEM,
+    patches.PROBLEM,
+    paged.PROBLEM,
     gemm.PROBLEM,
 )
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from numba_tma import TensorMap, driver, suite
+from numba_tma.im2col import Im2colMap
 from numba_tma.kernels import PROBLEMS, copy, gemm, kv_stream, multicast, select, stencil3d, transpose
+from numba_tma.kernels.gather import paged, patches
 from numba_tma.kernels.gemm import choice, persistent, plain, warp_mma, warpgroup
 from numba_tma.kernels.problem import Case
 from numba_tma.kernels.reductions import column_sums, histogram, scatter_add
@@ -41,6 +43,10 @@ def cases(problem, rows, columns):
         yield Case((rows * columns, 256), "uint8")
     elif problem is scatter_add.PROBLEM:
         yield Case((rows, -(-columns // 4) * 4, 5), "float32")
+    elif problem is patches.PROBLEM:
+        yield Case((rows % 3 + 1, rows % 5 + 3, columns % 7 + 2, columns % 3 * 4 + 4), "float32", {"padding": (1, 2)})
+    elif problem is paged.PROBLEM:
+        yield Case((rows % 3 + 1, columns % 4 + 1, rows % 9 + 1, columns % 5 + 1, 8), "float16")
     elif problem is softmax.PROBLEM:
         yield Case((rows, columns), "float32", tuned=binding.SMALL)
     elif problem is rmsnorm.PROBLEM:
@@ -110,6 +116,8 @@ def tuned_maps(columns):
 
 COUNTS = np.zeros((1, 256), np.uint32)
 INDEX = np.zeros(64, np.int32)
+IMAGES = np.zeros((2, 8, 8, 16), np.float32)
+WINDOW = patches.Convolution()
 
 # Steps of softmax and rmsnorm: options, and what else is in the machine code or must not be.
 ROWS = [
@@ -386,6 +394,54 @@ COMPILED = {
         ("UTMALDG.2D", "UTMAREDG.2D.ADD", "SYNCS"),
         ("LDS", "STS", "LDG.E.128", "RED", "ATOM"),
     ),
+    "patches.plain": (
+        lambda: patches.make_plain(WINDOW),
+        lambda: (IMAGES, FLOATS, 8, 8),
+        "sm_80",
+        ("LDG.E", "STG.E"),
+        (),
+    ),
+    "patches.vector": (
+        lambda: patches.make_vector(WINDOW),
+        lambda: (IMAGES.view(np.uint8), FLOATS.view(np.uint8), 8, 8),
+        "sm_80",
+        ("LDG.E.128", "STG.E.128"),
+        (),
+    ),
+    "patches.window": (
+        lambda: patches.make_window(WINDOW, (4, 4, 16), "float32"),
+        lambda: (TensorMap(IMAGES, (1, 4, 4, 16)), TensorMap(IMAGES[None], (1, 1, 4, 4, 16)), 2, 2),
+        "sm_90a",
+        ("UTMALDG.4D", "UTMASTG.5D", "SYNCS"),
+        ("LDG", "STG", "LDS", "STS"),
+    ),
+    "patches.im2col": (
+        lambda: patches.make_im2col(WINDOW, (32, 16), "float32"),
+        lambda: (
+            Im2colMap(IMAGES, (32, 16), lower=(-1, -1), upper=(-1, -1)),
+            TensorMap(IMAGES[0], (4, 4, 16)),
+            8,
+            8,
+        ),
+        "sm_90a",
+        ("UTMALDG.4D.IM2COL", "UTMASTG.3D", "SYNCS"),
+        ("LDG", "STG", "LDS", "STS"),
+    ),
+    "paged.plain": (paged.make_plain, lambda: (IMAGES, INDEX[None], IMAGES), "sm_80", ("LDG.E", "STG.E"), ()),
+    "paged.vector": (
+        paged.make_vector,
+        lambda: (IMAGES.view(np.uint8), INDEX[None], IMAGES.view(np.uint8)),
+        "sm_80",
+        ("LDG.E.128", "STG.E.128"),
+        (),
+    ),
+    "paged.tensor": (
+        lambda: paged.make_tensor(8, 16, 8, "float32"),
+        lambda: (TensorMap(IMAGES, (1, 8, 1, 16)), INDEX[None], TensorMap(IMAGES, (1, 1, 8, 16)), TILES),
+        "sm_90a",
+        ("UTMALDG.4D", "UTMASTG.4D", "SYNCS"),
+        ("STG", "LDS", "STS"),
+    ),
     "gemm.naive": (plain.make_naive, lambda: (MATRIX, MATRIX, MATRIX, NO_BIAS), "sm_80", ("LDG.E.U16", "FFMA"), ()),
     "gemm.tiled": (plain.make_tiled, lambda: (MATRIX, MATRIX, MATRIX, NO_BIAS), "sm_80", ("LDS.128", "FFMA"), ()),
     "gemm.mma_cp_async": (
@@ -539,9 +595,9 @@ def test_copy_of_nothing(variant, in_simulator):
 
 
 def test_select():
-    rows, reductions = ["softmax", "rmsnorm"], ["column_sums", "histogram", "scatter_add"]
+    rows, others = ["softmax", "rmsnorm"], ["column_sums", "histogram", "scatter_add", "patches", "paged"]
     movement = ["copy", "kv_stream", "transpose", "stencil3d", "multicast"]
-    assert [p.name for p, _ in select(None)] == [*movement, *rows, *reductions, "gemm"]
+    assert [p.name for p, _ in select(None)] == [*movement, *rows, *others, "gemm"]
     assert [(p.name, [v.name for v in vs]) for p, vs in select(["copy.bulk", "copy.plain", "copy.bulk"])] == [
         ("copy", ["bulk", "plain"])
     ]
