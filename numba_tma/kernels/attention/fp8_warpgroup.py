@@ -112,9 +112,11 @@ def make_weighted(head_dim: int, keys: int) -> Callable:
 class Weights(NamedTuple):
     """Device functions that make weights of scores.
 
-    weigh(s, scales, factor, largest, total, shrink)
-        As `Softmax.weigh`, with the scales of the block's parts at the shared address `scales`: k_scale, log2 of v_scale
-        and its inverse, 16 bytes apart. Weights are 2^`SHIFT` times as large.
+    weigh(s, scales, factor, largest, shrink)
+        As `Softmax.weigh` but for the total, with the scales of the block's parts at the shared address `scales`:
+        k_scale, log2 of v_scale and its inverse, 16 bytes apart. Weights are 2^`SHIFT` times as large.
+    add_up(s, scales, total, shrink)
+        The weights' part in `total`.
     pack(s, p)
         Four weights to a register, as wgmma has its operand A.
     log_sum_exp(largest, total)
@@ -122,6 +124,7 @@ class Weights(NamedTuple):
     """
 
     weigh: Callable
+    add_up: Callable
     pack: Callable
     log_sum_exp: Callable
 
@@ -138,13 +141,12 @@ def make_weights(keys: int) -> Weights:
     registers = keys // 8
 
     @cuda.jit(device=True, forceinline=True)
-    def weigh(s, scales, factor, largest, total, shrink):
+    def weigh(s, scales, factor, largest, shrink):
         factors, logarithms = cuda.local.array(parts, float32), cuda.local.array(parts, float32)
-        inverses = cuda.local.array(parts, float32)
         for part in range(parts):
             unroll()
-            a, b, c, _ = ptx.ld_shared_v4_f32(uint32(scales + uint32(16 * part)))
-            factors[part], logarithms[part], inverses[part] = a * factor, b, c
+            of_k, of_v = ptx.ld_shared_v2_f32(uint32(scales + uint32(16 * part)))
+            factors[part], logarithms[part] = of_k * factor, of_v
         for i in range(2):
             unroll()
             most = largest[i]
@@ -160,17 +162,31 @@ def make_weights(keys: int) -> Weights:
             zero = float32(0) if most == float32(NOTHING) else most
             shrink[i] = ptx.ex2_approx_ftz_f32(largest[i] - zero)
             largest[i] = most
-            total[i] *= shrink[i]
             zero -= float32(SHIFT)
             for part in range(parts):
                 unroll()
                 offset = logarithms[part] - zero
-                sum_of_part = float32(0)
                 for j in range(eighths):
                     unroll()
                     r = 4 * (part * eighths + j) + 2 * i
                     s[r] = ptx.ex2_approx_ftz_f32(s[r] * factors[part] + offset)
                     s[r + 1] = ptx.ex2_approx_ftz_f32(s[r + 1] * factors[part] + offset)
+
+    @cuda.jit(device=True, forceinline=True)
+    def add_up(s, scales, total, shrink):
+        inverses = cuda.local.array(parts, float32)
+        for part in range(parts):
+            unroll()
+            _, _, inverses[part], _ = ptx.ld_shared_v4_f32(uint32(scales + uint32(16 * part)))
+        for i in range(2):
+            unroll()
+            total[i] *= shrink[i]
+            for part in range(parts):
+                unroll()
+                sum_of_part = float32(0)
+                for j in range(eighths):
+                    unroll()
+                    r = 4 * (part * eighths + j) + 2 * i
                     sum_of_part += s[r] + s[r + 1]
                 total[i] += sum_of_part * inverses[part]
 
@@ -187,7 +203,7 @@ def make_weights(keys: int) -> Weights:
             return float32(NOTHING)
         return float32(_LN_2) * (largest - float32(SHIFT) + ptx.lg2_approx_ftz_f32(total))
 
-    return Weights(weigh, pack, log_sum_exp)
+    return Weights(weigh, add_up, pack, log_sum_exp)
 
 
 def _plan(head_dim: int, dtype: str, consumers: int, keys: int, stages: int) -> Shared:
@@ -394,7 +410,7 @@ def make_fp8(
     row_range = masks.row_range
     left = kind.left
     hide = make_softmax(keys, masks).hide
-    weigh, pack, log_sum_exp = make_weights(keys)
+    weigh, add_up, pack, log_sum_exp = make_weights(keys)
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
     wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
     tile_functions = make_tile(head_dim, dtype, kind, consumers, keys)
@@ -475,7 +491,9 @@ def make_fp8(
                 hide(s, uint32(row + lane_row), uint32(block * uint32(keys) + lane_key), skv, low, high)
                 largest[0], largest[1] = float32(NOTHING), float32(NOTHING)
                 total[0], total[1] = float32(0), float32(0)
-                weigh(s, smem.scales.address_of(slot, 0, 0), of_q, largest, total, shrink)
+                weigh(s, smem.scales.address_of(slot, 0, 0), of_q, largest, shrink)
+                mbarrier_wait(smem.v_full[stage], phase)
+                add_up(s, smem.scales.address_of(slot, 0, 0), total, shrink)
                 pack(s, p)
                 started = False
                 if promote:
@@ -494,7 +512,6 @@ def make_fp8(
                     if ping_pong:
                         ptx.bar_sync(uint32(uint32(1) + mine), pair)
                     scores(s, q_tile, ptx.shared_address(smem.k[following]))
-                    mbarrier_wait(smem.v_full[stage], phase)
                     if promote:
                         weighted(product, p, ptx.shared_address(smem.v[stage]), False)
                     else:
@@ -507,12 +524,16 @@ def make_fp8(
                     key, end = int32(block * uint32(keys)), int32(uint32(block + uint32(1)) * uint32(keys))
                     if end > all_end or (left and key < all_first):
                         hide(s, uint32(row + lane_row), uint32(block * uint32(keys) + lane_key), skv, low, high)
-                    weigh(s, smem.scales.address_of(slot, 0, 0), of_q, largest, total, shrink)
+                    weigh(s, smem.scales.address_of(slot, 0, 0), of_q, largest, shrink)
+                    # The wait for V is here, where it is needed a little later, because it has a branch: but for that
+                    # ptxas waits for the product before the exponentials, and adds each of them up as it comes.
+                    mbarrier_wait(smem.v_full[following], next_phase)
                     if promote:
                         wait_o(product, 0)
                     else:
                         wait_o(o, 0)
                     release(smem.v_empty[stage], thread)
+                    add_up(s, smem.scales.address_of(slot, 0, 0), total, shrink)
                     pack(s, p)  # not before the product that reads it is done
                     if promote:  # what belongs to the maximum before this block's, like the product
                         for i in range(o_elements):
@@ -525,7 +546,6 @@ def make_fp8(
                             o[i] *= shrink[i // 2 % 2]
                     stage, phase = following, next_phase
                 release(smem.q_empty[mine], thread)
-                mbarrier_wait(smem.v_full[stage], phase)
                 if promote:
                     weighted(product, p, ptx.shared_address(smem.v[stage]), False)
                 else:
