@@ -22,7 +22,13 @@ _ELEMENTS = 1 << 28  # of K and of V: 512 MB each, far more than the L2 cache ho
 _SHARED = 227 * 1024
 
 # (tile, stages, blocks on each SM)
-_IN_FLIGHT = [((64, 64), stages, blocks) for blocks in (1, 2, 4, 8) for stages in (1, 2, 3, 4, 6, 8)]
+_IN_FLIGHT = [
+    *(((16, 64), stages, 1) for stages in (1, 2, 3, 4, 6, 8, 12, 16, 32)),
+    *(((16, 64), stages, blocks) for blocks in (2, 4, 8) for stages in (1, 2, 4)),
+]
+_TWO_BUFFERS = [
+    (tile, 2, 1) for tile in ((8, 64), (16, 64), (32, 64), (64, 64), (128, 64), (64, 128), (128, 128), (64, 256))
+]
 _TILES = [
     (tile, stages, 1)
     for tile, stages in (
@@ -43,6 +49,11 @@ _SHAPES = [((rows, 2048 // rows), 8, 1) for rows in (256, 128, 64, 32, 16, 8)]
 def bytes_in_flight() -> list[Record]:
     """Rate of reading against the bytes that an SM has asked for: tiles of one size, more stages, more blocks."""
     return _rates(_IN_FLIGHT)
+
+
+def two_buffers() -> list[Record]:
+    """Double buffering with a block on each SM: the tile's size is then what is in flight."""
+    return _rates(_TWO_BUFFERS)
 
 
 def tile_sizes() -> list[Record]:
@@ -127,30 +138,30 @@ _TRAFFIC = {
 }
 
 
-def multicast_traffic(clusters: tuple[int, ...] = (1, 2, 4, 8)) -> list[Record]:
+def multicast_traffic(clusters: tuple[int, ...] = (2, 4, 8)) -> list[Record]:
     """What multicast does to the traffic between L2 and the SMs, and to the time, for clusters of several sizes."""
-    variants = {cluster: "multicast" if cluster > 1 else "tma" for cluster in clusters}
-    targets = [
-        counters.Target("multicast", name, _MULTICAST_SHAPE, "float32", {"cluster": cluster})
-        for cluster, name in variants.items()
+    ways: list[tuple[str, str, Record]] = [
+        ("each block for itself, neighbours in different strips", "tma", {"strips_first": True}),
+        ("each block for itself, neighbours in the same strip", "tma", {}),
     ]
+    ways += [(f"clusters of {cluster}", "multicast", {"cluster": cluster}) for cluster in clusters]
+    targets = [counters.Target("multicast", name, _MULTICAST_SHAPE, "float32", options) for _, name, options in ways]
     counted = counters.read(targets, list(_TRAFFIC.values()))
     case = Case(_MULTICAST_SHAPE, "float32")
     host = multicast.PROBLEM.inputs(case, np.random.default_rng(0))
     arrays = {name: DeviceArray(array) for name, array in host.items()}
     launches = {
-        str(cluster): multicast.PROBLEM.variant(name).bind(arrays, cluster=cluster)
-        for cluster, name in variants.items()
+        str(number): multicast.PROBLEM.variant(name).bind(arrays, **options)
+        for number, (_, name, options) in enumerate(ways)
     }
     timings = bench.time_launches(launches, repeats=21, flush=False)  # x fits in the L2 cache, and stays there
     records = []
-    for cluster, found in zip(clusters, counted, strict=True):
-        seconds = timings[str(cluster)].median
+    for number, ((what, _, _), found) in enumerate(zip(ways, counted, strict=True)):
         records.append(
             {
-                "cluster": cluster,
+                "what": what,
                 "shape": list(_MULTICAST_SHAPE),
-                "seconds": seconds,
+                "seconds": timings[str(number)].median,
                 "bytes_into_shared_memory": multicast.PROBLEM.bytes_moved(case),
                 **{what: found[metric] for what, metric in _TRAFFIC.items()},
             }
@@ -160,6 +171,7 @@ def multicast_traffic(clusters: tuple[int, ...] = (1, 2, 4, 8)) -> list[Record]:
 
 ALL: dict[str, Callable[[], list[Record]]] = {
     "bytes_in_flight": bytes_in_flight,
+    "two_buffers": two_buffers,
     "tile_sizes": tile_sizes,
     "tile_shapes": tile_shapes,
     "bank_conflicts": bank_conflicts,

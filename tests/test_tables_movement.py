@@ -36,18 +36,19 @@ def test_banks():
 
 
 def test_traffic():
-    def measured(cluster, sectors, seconds):
+    def measured(what, sectors, seconds):
         return {
-            "cluster": cluster,
-            "bytes_into_shared_memory": 1_073_741_824,
+            "what": what,
             "l2_sectors_read_by_sms": sectors,
             "bytes_into_sms": 1_080_000_000.0,
             "seconds": seconds,
         }
 
-    made = tables_movement.traffic([measured(1, 33_600_000.0, 200e-6), measured(4, 8_450_000.0, 80e-6)])
-    assert cells(made, "none") == ["none", "1,074", "1,075", "1.00×", "1,080", "200 µs", "1.00×"]
-    assert cells(made, "4") == ["4", "1,074", "270", "3.98×", "1,080", "80 µs", "2.50×"]
+    made = tables_movement.traffic(
+        [measured("alone", 33_750_000.0, 200e-6), measured("clusters of 4", 8_437_500.0, 80e-6)]
+    )
+    assert cells(made, "alone") == ["alone", "1,080", "1,080", "1.00×", "200 µs"]
+    assert cells(made, "clusters") == ["clusters of 4", "1,080", "270", "4.00×", "80 µs"]
 
 
 def test_bytes_in_flight_and_tiles():

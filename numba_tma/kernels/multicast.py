@@ -94,15 +94,22 @@ def _plan(rows: int, stages: int) -> Shared:
 
 
 @functools.cache
-def make_tma(rows: int = 16, stages: int = 4) -> Kernel:
-    """Each block fetches all of its tiles: a producer warp, and a ring of stages."""
+def make_tma(rows: int = 16, stages: int = 4, strips_first: bool = False) -> Kernel:
+    """Each block fetches all of its tiles: a producer warp, and a ring of stages.
+
+    Neighbouring blocks take the same strip, and ask for the same tiles at nearly the same time; `strips_first` gives
+    neighbours different ones, for measuring what that is worth.
+    """
     smem = _plan(rows, stages)
     tile_sum = make_tile_sum(rows)
 
     @kernel(threads=THREADS + 32, shared=smem)
     def multicast_tma(x_map, w_map, y, tiles):
         thread = uint32(cuda.threadIdx.x)
-        vector, first_column = uint32(cuda.blockIdx.x), uint32(uint32(cuda.blockIdx.y) * uint32(COLUMNS))
+        vector, strip = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
+        if strips_first:
+            vector, strip = strip, vector
+        first_column = uint32(strip * uint32(COLUMNS))
         if thread == 0:
             for stage in range(stages):
                 ptx.mbarrier_init(smem.full[stage], 1)
@@ -206,17 +213,36 @@ def _bind_plain(arrays: Mapping[str, Any], *, stream: object = None) -> Callable
     return make_plain()[grid, None, stream].bind(x, w, y)
 
 
-def _bind_maps(
-    arrays: Mapping[str, Any], *, rows: int = 16, stages: int = 4, cluster: int = 1, stream: object = None
+def _bind_tma(
+    arrays: Mapping[str, Any],
+    *,
+    rows: int = 16,
+    stages: int = 4,
+    strips_first: bool = False,
+    stream: object = None,
 ) -> Callable[[], Any]:
-    x, w, y = (arrays[name] for name in ("x", "w", "y"))
+    x_map, w_map, tiles, grid = _maps(arrays, rows, 1)
+    grid = grid[::-1] if strips_first else grid
+    return make_tma(rows, stages, strips_first)[grid, None, stream].bind(x_map, w_map, arrays["y"], tiles)
+
+
+def _bind_multicast(
+    arrays: Mapping[str, Any], *, rows: int = 16, stages: int = 4, cluster: int = 4, stream: object = None
+) -> Callable[[], Any]:
+    x_map, w_map, tiles, grid = _maps(arrays, rows, cluster)
+    return make_multicast(rows, stages, cluster)[grid, None, stream].bind(x_map, w_map, arrays["y"], tiles)
+
+
+def _maps(
+    arrays: Mapping[str, Any], rows: int, cluster: int
+) -> tuple[TensorMap, TensorMap, np.uint32, tuple[int, int]]:
+    """Maps of x and w, tiles of a strip, and the grid: whole clusters along the vectors, then strips."""
     _check(rows, cluster)
-    vectors = -(-view(w).shape[0] // cluster) * cluster
-    grid = (vectors, -(-view(x).shape[1] // COLUMNS))
-    x_map = TensorMap(x, (rows // cluster, COLUMNS), store=False)
-    w_map = TensorMap(w, (1, rows), store=False)
-    made = make_multicast(rows, stages, cluster) if cluster > 1 else make_tma(rows, stages)
-    return made[grid, None, stream].bind(x_map, w_map, y, np.uint32(-(-view(x).shape[0] // rows)))
+    x_map = TensorMap(arrays["x"], (rows // cluster, COLUMNS), store=False)
+    w_map = TensorMap(arrays["w"], (1, rows), store=False)
+    (x_rows, x_columns), vectors = x_map.view.shape, w_map.view.shape[0]
+    grid = (-(-vectors // cluster) * cluster, -(-x_columns // COLUMNS))
+    return x_map, w_map, np.uint32(-(-x_rows // rows)), grid
 
 
 def _check(rows: int, cluster: int) -> None:
@@ -245,8 +271,8 @@ PROBLEM = Problem(
     flops=lambda case: 2 * case.shape[0] * case.shape[1] * case.shape[2],
     variants=(
         Variant("plain", "ld/st", "a thread a column", _bind_plain, baseline=True),
-        Variant("tma", "TMA", "a producer warp and a ring; each block fetches for itself", _bind_maps),
-        Variant("multicast", "TMA", "a cluster fetches each tile once", functools.partial(_bind_maps, cluster=4)),
+        Variant("tma", "TMA", "a producer warp and a ring; each block fetches for itself", _bind_tma),
+        Variant("multicast", "TMA", "a cluster fetches each tile once", _bind_multicast),
     ),
     cases={
         ("default", "sim"): [Case((8, 96, 512), "float32"), Case((5, 50, 300), "float32")],

@@ -113,6 +113,12 @@ def test_errors_name_the_rule_and_the_way_out(in_simulator):
         stencil3d.PROBLEM.variant("plain").bind({"source": tall, "out": tall})()
 
 
+def test_strips_first(seed):
+    case = Case((3, 40, 300), "float32", tuned={"tma": {"strips_first": True}})
+    (record,) = suite.run_case(multicast.PROBLEM, case, [multicast.PROBLEM.variant("tma")], "sim", seed=seed)
+    assert record.ok and not record.hazards, record.reason
+
+
 @pytest.mark.parametrize("cluster", [2, 8])
 def test_multicast_in_clusters(cluster, rng, seed):
     shape = tuple(int(n) for n in rng.integers((1, 1, 1), (12, 100, 300)))
@@ -127,7 +133,7 @@ def test_what_lands_is_the_same_in_a_cluster(seed):
     landed = {}
     for cluster in (1, 8):
         name = "multicast" if cluster > 1 else "tma"
-        case = Case((8, 64, 512), "float32", tuned={name: {"cluster": cluster}})
+        case = Case((8, 64, 512), "float32", tuned={"multicast": {"cluster": cluster}})
         (record,) = suite.run_case(multicast.PROBLEM, case, [multicast.PROBLEM.variant(name)], "sim", seed=seed)
         landed[cluster] = record.bytes_moved["tma_load"]
     weights = 8 * 64 * 4 * (512 // 256)
