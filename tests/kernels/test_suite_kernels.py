@@ -10,12 +10,18 @@ import pytest
 
 from numba_tma import TensorMap, driver, suite
 from numba_tma.im2col import Im2colMap
-from numba_tma.kernels import PROBLEMS, copy, gemm, kv_stream, multicast, select, stencil3d, transpose
+from numba_tma.kernels import PROBLEMS, attention, copy, gemm, kv_stream, multicast, select, stencil3d, transpose
 from numba_tma.kernels.gather import paged, patches
+from numba_tma.kernels.attention import plain as attention_plain
+from numba_tma.kernels.attention import warp_mma as attention_mma
+from numba_tma.kernels.attention import warpgroup as attention_warpgroup
+from numba_tma.kernels.attention.masks import Kind
 from numba_tma.kernels.gemm import choice, persistent, plain, warp_mma, warpgroup
 from numba_tma.kernels.problem import Case
 from numba_tma.kernels.reductions import column_sums, histogram, scatter_add
-from numba_tma.kernels.rows import binding, resident, rmsnorm, softmax, streamed
+from numba_tma.kernels.rows import binding, rmsnorm, row, softmax
+from numba_tma.kernels.rows import plain as plain_rows
+from numba_tma.kernels.rows.ring import make_ring
 
 ALL = [(problem, variant) for problem in PROBLEMS for variant in problem.variants]
 NAMES = [f"{problem.name}.{variant.name}" for problem, variant in ALL]
@@ -31,6 +37,9 @@ def cases(problem, rows, columns):
             yield Case((rows, -(-columns * itemsize // 16) * 16 // itemsize), dtype)
     elif problem is gemm.PROBLEM:
         yield Case((rows, columns, (rows + columns) % 31 * 8 + 8), "float16")
+    elif problem is attention.PROBLEM:
+        small = attention.PROBLEM.cases[("quick", "sim")][0].tuned
+        yield Case((1, rows, columns, 2, 1, 32), "bfloat16", {"causal": rows < columns}, small)
     elif problem is transpose.PROBLEM:
         yield Case((rows, columns), "float16")  # other sizes of elements in test_transpose.py
     elif problem is stencil3d.PROBLEM:
@@ -69,7 +78,7 @@ def test_right_at_odd_sizes(problem, variant, size, seed):
 def test_right_whatever_the_order_of_copies_and_warps(problem, variant, seed):
     case = problem.cases[("quick", "sim")][0]
     # gemm's rings go through more orders, and many turns, in gemm/test_steps.py.
-    schedules = 4 if problem is gemm.PROBLEM else 8
+    schedules = 4 if problem in (gemm.PROBLEM, attention.PROBLEM) else 8
     (record,) = suite.run_case(problem, case, [variant], "sim", seed=seed, schedules=schedules)
     assert record.ok, record.reason
     assert not record.hazards
@@ -114,16 +123,47 @@ def tuned_maps(columns):
     return tuple(TensorMap(MATRIX[None], (1, rows, 64), swizzle="128B") for rows in (128, columns, 64))
 
 
+HEADS = np.zeros((1, 256, 2, 128), np.float16)
+LSE = np.zeros((1, 2, 256), np.float32)
+CAUSAL = Kind(False, True)
+SCORES = (np.int32(0), np.int32(0), np.float32(1), np.float32(0))  # diagonals, factors
+
+
+def heads_map(rows):
+    return TensorMap(HEADS, (1, rows, 1, 64), swizzle="128B")
+
+
+def attention_by_wgmma(make, *, present=(), **cut):
+    """An entry of `COMPILED` for one of the steps with a producer."""
+    counter = np.zeros(1, np.uint32)
+    maps = (64, cut.get("keys", 128), cut.get("keys", 128), 64)
+    return (
+        lambda: make(128, "float16", CAUSAL, **cut),
+        lambda: (*map(heads_map, maps), LSE, *[counter] * 3, *[TILES] * 2, *SCORES[:2], *[TILES] * 5, *SCORES[2:]),
+        "sm_90a",
+        ("HGMMA.64x128x16.F32", "UTMALDG.4D", "UTMASTG.4D", "STSM.16.M88.4", "USETMAXREG", "SYNCS", *present),
+        ("HMMA", "LDSM", "LDGSTS", "LDL", "STL"),
+    )
+
+
 COUNTS = np.zeros((1, 256), np.uint32)
 INDEX = np.zeros(64, np.int32)
 IMAGES = np.zeros((2, 8, 8, 16), np.float32)
 WINDOW = patches.Convolution()
 
+BY_ENGINE = ("UBLKCP.S.G", "SYNCS", "LDS.128")
 # Steps of softmax and rmsnorm: options, and what else is in the machine code or must not be.
 ROWS = [
-    ("bulk", resident.make_bulk, {"threads": 512, "passes": 8}, (), ("UCGABAR",)),
-    ("cluster", resident.make_bulk, {"threads": 512, "passes": 8, "cluster": 16}, ("UCGABAR",), ()),
-    ("ring", resident.make_ring, {"threads": 512, "passes": 8, "cluster": 16}, ("UCGABAR",), ()),
+    ("registers", row.make_row, {"threads": 512, "vectors": 8}, ("LDG.E.128",), ("UBLKCP", "UCGABAR")),
+    ("bulk", row.make_row, {"threads": 512, "vectors": 8, "part_bytes": 65536}, BY_ENGINE, ("UCGABAR",)),
+    (
+        "cluster",
+        row.make_row,
+        {"threads": 512, "vectors": 8, "part_bytes": 65536, "cluster": 16},
+        (*BY_ENGINE, "UCGABAR"),
+        (),
+    ),
+    ("ring", make_ring, {"threads": 512, "passes": 8, "cluster": 16}, (*BY_ENGINE, "UCGABAR"), ()),
 ]
 
 # A grid and weights of a stencil; a transpose's matrices by their bits, and where its tiles are.
@@ -268,9 +308,9 @@ COMPILED = {
         ("UTMALDG.2D", "SYNCS", "LDS.128"),
         ("LDG", "STS"),
     ),
-    "softmax.plain": (streamed.make_plain_softmax, lambda: (FLOATS, FLOATS), "sm_80", ("LDG.E", "STG.E", "LDS"), ()),
+    "softmax.plain": (plain_rows.make_plain_softmax, lambda: (FLOATS, FLOATS), "sm_80", ("LDG.E", "STG.E", "LDS"), ()),
     "softmax.online": (
-        lambda: streamed.make_online("softmax", "float32"),
+        lambda: row.make_row("softmax", "float32", held=False),
         lambda: (FLOATS, FLOATS),
         "sm_80",
         ("LDG.E.128", "STG.E.128", "MUFU.EX2", "SHFL"),
@@ -281,20 +321,20 @@ COMPILED = {
             functools.partial(make, "softmax", "float32", **options),
             lambda: (FLOATS, FLOATS),
             "sm_90a",
-            ("UBLKCP.S.G", "SYNCS", "LDS.128", "STG.E.128", "MUFU.EX2", *also),
-            ("LDG.E.128", *never),
+            ("STG.E.128", "MUFU.EX2", *also),
+            never,
         )
         for name, make, options, also, never in ROWS
     },
     "rmsnorm.plain": (
-        streamed.make_plain_rmsnorm,
+        plain_rows.make_plain_rmsnorm,
         lambda: (FLOATS, FLOATS[0], FLOATS, NO_BIAS, NO_BIAS),
         "sm_80",
         ("LDG.E", "STG.E", "LDS"),
         (),
     ),
     "rmsnorm.online": (
-        lambda: streamed.make_online("rmsnorm", "float32"),
+        lambda: row.make_row("rmsnorm", "float32", held=False),
         lambda: (FLOATS, FLOATS[0], FLOATS, NO_BIAS, NO_BIAS),
         "sm_80",
         ("LDG.E.128", "STG.E.128", "MUFU.RSQ", "SHFL"),
@@ -305,7 +345,7 @@ COMPILED = {
             functools.partial(make, "rmsnorm", "float32", **options),
             lambda: (FLOATS, FLOATS[0], FLOATS, NO_BIAS, NO_BIAS),
             "sm_90a",
-            ("UBLKCP.S.G", "SYNCS", "LDS.128", "STG.E.128", "MUFU.RSQ", "LDG.E.128", *also),
+            ("STG.E.128", "MUFU.RSQ", "LDG.E.128", *also),
             never,
         )
         for name, make, options, also, never in ROWS
@@ -507,6 +547,41 @@ COMPILED = {
         ("HGMMA.64x256x16.F32", "UTMALDG.3D.MULTICAST", "UTMASTG.3D", "STSM.16.M88.4", "USETMAXREG", "ACQBULK"),
         ("HMMA", "LDSM", "LDG", "LDS", "STG"),
     ),
+    "attention.three_kernels": (
+        lambda: attention_plain.make_scores(CAUSAL, False),
+        lambda: (HEADS, HEADS, np.zeros((1, 2, 256, 256), np.float32), TILES, *SCORES),
+        "sm_80",
+        ("LDG.E.U16", "FFMA", "STG.E"),
+        ("HMMA",),
+    ),
+    "attention.online": (
+        lambda: attention_plain.make_online("float16", 128, CAUSAL, False),
+        lambda: (*[HEADS] * 4, LSE, TILES, *SCORES),
+        "sm_80",
+        ("LDS.128", "FFMA", "MUFU.EX2"),
+        ("HMMA",),
+    ),
+    "attention.mma_cp_async": (
+        lambda: attention_mma.make_mma_cp_async("float16", CAUSAL, False, attention_mma.tiling_for(128, None, None, 2)),
+        lambda: (*[HEADS] * 4, LSE, TILES, *SCORES),
+        "sm_80",
+        ("HMMA.16816.F32", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS.E", "MUFU.EX2"),
+        (),
+    ),
+    "attention.mma_tma": (
+        lambda: attention_mma.make_mma_tma("float16", CAUSAL, False, attention_mma.tiling_for(128, None, None, 2)),
+        lambda: (*map(heads_map, (64, 64, 64)), HEADS, LSE, *[TILES] * 2, *SCORES),
+        "sm_90a",
+        ("HMMA.16816.F32", "LDSM.16.M88.4", "UTMALDG.4D", "SYNCS", "MUFU.EX2"),
+        ("LDGSTS", "HGMMA"),
+    ),
+    "attention.wgmma": attention_by_wgmma(attention_warpgroup.make_warpgroups, consumers=1),
+    "attention.warpgroups": attention_by_wgmma(attention_warpgroup.make_warpgroups),
+    "attention.overlapped": attention_by_wgmma(attention_warpgroup.make_overlapped),
+    "attention.ping_pong": attention_by_wgmma(
+        attention_warpgroup.make_overlapped, ping_pong=True, present=("BAR.ARV", "BAR.SYNC")
+    ),
+    "attention.persistent": attention_by_wgmma(attention_warpgroup.make_overlapped, present=("ATOMG.E.INC",)),
 }
 
 
@@ -597,7 +672,7 @@ def test_copy_of_nothing(variant, in_simulator):
 def test_select():
     rows, others = ["softmax", "rmsnorm"], ["column_sums", "histogram", "scatter_add", "patches", "paged"]
     movement = ["copy", "kv_stream", "transpose", "stencil3d", "multicast"]
-    assert [p.name for p, _ in select(None)] == [*movement, *rows, *others, "gemm"]
+    assert [p.name for p, _ in select(None)] == [*movement, *rows, *others, "gemm", "attention"]
     assert [(p.name, [v.name for v in vs]) for p, vs in select(["copy.bulk", "copy.plain", "copy.bulk"])] == [
         ("copy", ["bulk", "plain"])
     ]

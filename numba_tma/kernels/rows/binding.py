@@ -7,17 +7,19 @@ from typing import Any, NamedTuple
 
 from ..problem import Case, Variant, check_options
 from .operands import Operands, need_aligned, operands, resident_blocks
-from .resident import make_bulk, make_ring
-from .streamed import PLAIN, make_online
+from .plain import PLAIN
+from .ring import make_ring
+from .row import make_row
 
 PART_BYTES = 64 * 1024  # of a row in one block: what 512 threads hold in their registers
 MAX_CLUSTER = 16
-_VECTOR = 16
+VECTOR = 16
 
 
 OPTIONS = {
     "plain": ("threads",),
-    "online": ("threads", "unrolled"),
+    "online": ("threads", "vectors", "min_blocks", "cluster"),
+    "registers": ("threads", "min_blocks", "cluster"),
     "bulk": ("threads", "min_blocks"),
     "cluster": ("threads", "min_blocks", "cluster"),
     "ring": ("threads", "min_blocks", "cluster", "stages", "clusters"),
@@ -40,18 +42,23 @@ def split(vectors: int, cluster: int | None = None, threads: int | None = None) 
     """
     if cluster is None:
         cluster = 1
-        while cluster < MAX_CLUSTER and vectors * _VECTOR > PART_BYTES * cluster:
+        while cluster < MAX_CLUSTER and vectors * VECTOR > PART_BYTES * cluster:
             cluster *= 2
     share = -(-vectors // cluster)
     if threads is None:
-        threads = min(512, max(32, 1 << (max(share - 1, 0) // 4).bit_length()))
+        threads = min(512, _threads(share, 4))
     passes = max(1, -(-share // threads))
-    if passes * threads * _VECTOR > 224 * 1024 or passes > 16:
+    if passes * threads * VECTOR > 224 * 1024 or passes > 16:
         raise ValueError(
-            f"rows of {vectors * _VECTOR:,} B over {cluster} blocks of {threads} threads are {passes} vectors a "
+            f"rows of {vectors * VECTOR:,} B over {cluster} blocks of {threads} threads are {passes} vectors a "
             f"thread; 16 are the most: take a larger cluster (up to {MAX_CLUSTER}), or variant 'online'"
         )
     return Split(cluster, threads, passes)
+
+
+def _threads(vectors: int, each: int) -> int:
+    """The power of two, a warp at least, whose threads have `each` of so many vectors."""
+    return max(32, 1 << (max(vectors - 1, 0) // each).bit_length())
 
 
 def bind_plain(operation: str) -> Callable[..., Callable[[], Any]]:
@@ -74,20 +81,32 @@ def bind_online(operation: str) -> Callable[..., Callable[[], Any]]:
         *,
         epsilon: float = 0.0,
         threads: int | None = None,
-        unrolled: int = 4,
+        vectors: int = 4,
+        min_blocks: int = 1,
+        cluster: int = 1,
         stream: object = None,
     ) -> Callable[[], Any]:
         o = operands(given, epsilon)
+        share = -(-o.vectors // cluster)
         if threads is None:
-            threads = min(512, max(32, 1 << (max(o.vectors - 1, 0) // unrolled).bit_length()))
-        kernel = make_online(operation, o.dtype, threads, unrolled, o.aligned)
-        return kernel[o.rows, None, stream].bind(*o.arguments)
+            threads = min(512, _threads(share, vectors))
+        kernel = make_row(
+            operation,
+            o.dtype,
+            threads,
+            vectors,
+            held=False,
+            cluster=cluster,
+            min_blocks=min_blocks,
+            single=not o.aligned,
+        )
+        return kernel[o.rows * cluster, None, stream].bind(*o.arguments)
 
     return bind
 
 
-def bind_bulk(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
-    """Bind one row a block (`bulk`) or a cluster (`cluster`)."""
+def bind_held(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
+    """Bind one row a block or cluster, held in registers: from global memory (`registers`), or by the copy engine."""
 
     def bind(
         given: Mapping[str, Any],
@@ -101,7 +120,10 @@ def bind_bulk(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
         o = operands(given, epsilon)
         need_aligned(o, variant)
         s = split(o.vectors, 1 if variant == "bulk" else cluster, threads)
-        kernel = make_bulk(operation, o.dtype, s.threads, s.passes, s.cluster, min_blocks)
+        part_bytes = 0 if variant == "registers" else s.passes * s.threads * VECTOR
+        kernel = make_row(
+            operation, o.dtype, s.threads, s.passes, part_bytes=part_bytes, cluster=s.cluster, min_blocks=min_blocks
+        )
         return kernel[o.rows * s.cluster, None, stream].bind(*o.arguments)
 
     return bind
@@ -136,22 +158,19 @@ def variants(operation: str) -> tuple[Variant, ...]:
     """The ladder of an operation."""
     return (
         Variant(
-            "plain",
-            "ld/st",
-            "as one writes it: a pass for each number, and one to write",
-            bind_plain(operation),
-            True,
+            "plain", "ld/st", "as one writes it: a pass for each number, and one to write", bind_plain(operation), True
         ),
         Variant("online", "ld/st", "one pass for both numbers, 16 bytes a thread and access", bind_online(operation)),
-        Variant("bulk", "TMA", "the row in shared memory by one bulk copy, read once", bind_bulk(operation, "bulk")),
-        Variant("cluster", "TMA", "a row over the blocks of a cluster", bind_bulk(operation, "cluster")),
+        Variant("registers", "ld/st", "the row read once, and held", bind_held(operation, "registers")),
+        Variant("bulk", "TMA", "fetched by one bulk copy, while no thread waits", bind_held(operation, "bulk")),
+        Variant("cluster", "TMA", "a row over the blocks of a cluster", bind_held(operation, "cluster")),
         Variant("ring", "TMA", "blocks that stay; the next rows on their way", bind_ring(operation)),
     )
 
 
 def choose(o: Operands) -> str:
     """The variant for these arrays where none is asked for."""
-    if not o.aligned or o.vectors * _VECTOR > PART_BYTES * MAX_CLUSTER:
+    if not o.aligned or o.vectors * VECTOR > PART_BYTES * MAX_CLUSTER:
         return "online"
     return "ring"
 

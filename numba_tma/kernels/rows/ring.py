@@ -1,11 +1,7 @@
-"""A row, or a block's part of it, in shared memory by one bulk copy, and in registers after the first look at it.
+"""Blocks, or clusters of them, that stay: the copy engine fetches the next rows while one is computed on.
 
-The copy engine fetches the row while no thread has anything to do with it. Each thread then reads its 16-byte vectors
-once, keeps what it computes of them in registers, and the block (or the cluster of blocks) puts the threads' pairs
-together. The results go from registers to global memory. Nothing is read twice from anywhere.
-
-The engine moves whole 16 bytes; the last few elements of a row whose length is no multiple of that are read and written
-one by one, by a thread each of the last block.
+The row, or a block's part of it, is in shared memory by one bulk copy, and in registers after the first look at it. So
+its stage is free again at once, and the results go from registers to global memory. Weights are read once for all rows.
 """
 
 from __future__ import annotations
@@ -24,16 +20,8 @@ from ...shared import Barriers, Shared, Tiles
 from ...unroll import unroll
 from .block import make_together, operation_kernel, pairs_buffer
 from .operation import MAKERS, Operation
+from .row import make_share
 from .vectors import Vectors, make_vectors
-
-
-def _plan(threads: int, passes: int, stages: int, cluster: int) -> Shared:
-    """Shared memory: rows (or parts) under way, and the pairs of the warps."""
-    return Shared(
-        part=Tiles(stages, (threads * passes * 16,), np.uint8),
-        pairs=pairs_buffer(threads, cluster),
-        full=Barriers(stages),
-    )
 
 
 def _make_part(op: Operation, vectors: Vectors, smem: Shared, threads: int, passes: int) -> tuple[Callable, Callable]:
@@ -83,86 +71,6 @@ def _make_weights(op: Operation, vectors: Vectors, threads: int, passes: int) ->
 
 
 @functools.cache
-def make_bulk(
-    operation: str, dtype: str, threads: int = 256, passes: int = 4, cluster: int = 1, min_blocks: int = 1
-) -> Kernel:
-    """One row a block, or a cluster of blocks: copy, look, meet, write. Other blocks of the SM fill the pauses.
-
-    Args:
-        operation: softmax or rmsnorm.
-        dtype: float32, float16 or bfloat16.
-        threads, passes: a block takes up to threads · passes vectors of 16 bytes.
-        cluster: blocks that share a row, up to 16.
-        min_blocks: blocks that an SM is to hold.
-    """
-    vectors = make_vectors(dtype)
-    width = vectors.width
-    count, words = passes * width + 1, 4 * passes  # the last is an element of the row's end, if this thread has one
-    op = MAKERS[operation](count)
-    weighted = op.weighted
-    smem = _plan(threads, passes, 1, cluster)
-    together = make_together(op, smem, threads, cluster)
-    load, store = _make_part(op, vectors, smem, threads, passes)
-    load_weights = _make_weights(op, vectors, threads, passes)
-
-    @cuda.jit(device=True, forceinline=True)
-    def body(x, weight, out, inverse, epsilon):
-        values = cuda.local.array(count, float32)
-        weights = cuda.local.array(words, uint32)
-        thread = uint32(cuda.threadIdx.x)
-        rank = uint32(0)
-        if cluster > 1:
-            rank = ptx.cluster_ctarank()
-        row = uint32(uint32(cuda.blockIdx.x) // uint32(cluster))
-        whole = uint32(uint32(x.shape[1]) // uint32(width))
-        share = uint32(uint32(whole + uint32(cluster - 1)) // uint32(cluster))
-        first = uint32(min(uint32(rank * share), whole))
-        own = uint32(min(share, uint32(whole - first)))
-        end = uint32(whole * uint32(width) + thread)
-        has_end = rank == uint32(cluster - 1) and end < uint32(x.shape[1])
-
-        if thread == 0:
-            bar = smem.full[0]
-            ptx.mbarrier_init(bar, 1)
-            ptx.fence_mbarrier_init()
-            ptx.mbarrier_arrive_expect_tx(bar, uint32(own * uint32(16)))
-            if own > 0:
-                source = ptx.global_address(x) + uint64(row) * uint64(x.strides[0]) + uint64(first) * uint64(16)
-                ptx.cp_async_bulk_shared_global(smem.part[0], source, uint32(own * uint32(16)), bar)
-        load_weights(weights, thread, ptx.global_address(weight) + uint64(first) * uint64(16), own)
-        values[count - 1] = float32(op.missing)
-        if has_end:
-            values[count - 1] = float32(x[row, end])
-        if cluster > 1:  # no block writes to another before that has begun
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
-        else:
-            cuda.syncthreads()
-        mbarrier_wait(smem.full[0], 0)
-        load(values, thread, uint32(0), own)
-        own_a, own_b = op.partial(values)
-        a, b = together(uint32(0), thread, rank, own_a, own_b)
-        factor = op.factor(own_a, a, b, inverse, epsilon)
-        target = ptx.global_address(out) + uint64(row) * uint64(out.strides[0]) + uint64(first) * uint64(16)
-        store(values, weights, factor, thread, target, own)
-        if has_end:
-            value = values[count - 1] * factor
-            if weighted:
-                value *= float32(weight[end])
-            out[row, end] = value
-
-    return operation_kernel(
-        op,
-        body,
-        "bulk" if cluster == 1 else "cluster",
-        threads=threads,
-        shared=smem,
-        cluster=cluster if cluster > 1 else None,
-        min_blocks=min_blocks,
-    )
-
-
-@functools.cache
 def make_ring(
     operation: str,
     dtype: str,
@@ -175,14 +83,27 @@ def make_ring(
     """Blocks (or clusters) that stay: while one row is computed on, the copies of the next are under way.
 
     A stage is free again as soon as all have read it into their registers, which the barrier that puts the pairs
-    together tells. Weights are read once. Arguments as in `make_bulk`; `stages` is how many rows are in flight.
+    together tells.
+
+    Args:
+        operation: softmax or rmsnorm.
+        dtype: float32, float16 or bfloat16.
+        threads, passes: a block takes up to threads · passes vectors of 16 bytes.
+        stages: rows in flight.
+        cluster: blocks that share a row, up to 16.
+        min_blocks: blocks that an SM is to hold.
     """
     vectors = make_vectors(dtype)
     width = vectors.width
     count, words = passes * width + 1, 4 * passes
     op = MAKERS[operation](count)
     weighted = op.weighted
-    smem = _plan(threads, passes, stages, cluster)
+    smem = Shared(
+        part=Tiles(stages, (threads * passes * 16,), np.uint8),
+        pairs=pairs_buffer(threads, cluster),
+        full=Barriers(stages),
+    )
+    share = make_share(width, cluster)
     together = make_together(op, smem, threads, cluster)
     load, store = _make_part(op, vectors, smem, threads, passes)
     load_weights = _make_weights(op, vectors, threads, passes)
@@ -206,12 +127,7 @@ def make_ring(
         rows = uint32(x.shape[0])
         row = uint32(uint32(cuda.blockIdx.x) // uint32(cluster))
         step = uint32(uint32(cuda.gridDim.x) // uint32(cluster))
-        whole = uint32(uint32(x.shape[1]) // uint32(width))
-        share = uint32(uint32(whole + uint32(cluster - 1)) // uint32(cluster))
-        first = uint32(min(uint32(rank * share), whole))
-        own = uint32(min(share, uint32(whole - first)))
-        end = uint32(whole * uint32(width) + thread)
-        has_end = rank == uint32(cluster - 1) and end < uint32(x.shape[1])
+        first, own, end, has_end = share(uint32(x.shape[1]), thread, rank)
 
         ahead = row
         if thread == 0:
