@@ -114,7 +114,12 @@ def worst_error(tolerance: float, actual: Mapping[str, np.ndarray], expected: Ma
             same = got.view(np.uint8) == np.ascontiguousarray(reference).view(np.uint8) if got.size else np.True_
             worst = max(worst, float(np.size(same) - np.count_nonzero(same)))
             continue
-        difference = np.abs(got.astype(np.float64) - reference)
+        got = got.astype(np.float64)
+        finite = np.isfinite(reference)  # where it is not, as in the logarithm of nothing, it must be the same
+        if not np.array_equal(got[~finite], reference[~finite], equal_nan=True):
+            return float("inf")
+        got, reference = got[finite], reference[finite]
+        difference = np.abs(got - reference)
         scale = max(float(np.max(np.abs(reference), initial=0.0)), np.finfo(np.float32).tiny)
         error = float(np.max(difference, initial=0.0)) / scale
         worst = max(worst, error if np.isfinite(error) else float("inf"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import copy, gemm, kv_stream, multicast, stencil3d, transpose
+from . import attention, copy, gemm, kv_stream, multicast, stencil3d, transpose
 from .gather import paged, patches
 from .problem import Case, Problem, Variant
 from .reductions import column_sums, histogram, scatter_add
@@ -24,6 +24,7 @@ PROBLEMS: tuple[Problem, ...] = (
     patches.PROBLEM,
     paged.PROBLEM,
     gemm.PROBLEM,
+    attention.PROBLEM,
 )
 
 __all__ = ["PROBLEMS", "Case", "Problem", "Variant", "select"]

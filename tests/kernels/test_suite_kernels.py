@@ -11,11 +11,11 @@ import pytest
 from numba_tma import TensorMap, driver, suite
 from numba_tma.im2col import Im2colMap
 from numba_tma.kernels import PROBLEMS, attention, copy, gemm, kv_stream, multicast, select, stencil3d, transpose
-from numba_tma.kernels.gather import paged, patches
 from numba_tma.kernels.attention import plain as attention_plain
 from numba_tma.kernels.attention import warp_mma as attention_mma
 from numba_tma.kernels.attention import warpgroup as attention_warpgroup
 from numba_tma.kernels.attention.masks import Kind
+from numba_tma.kernels.gather import paged, patches
 from numba_tma.kernels.gemm import choice, persistent, plain, warp_mma, warpgroup
 from numba_tma.kernels.problem import Case
 from numba_tma.kernels.reductions import column_sums, histogram, scatter_add

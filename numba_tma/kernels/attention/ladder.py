@@ -26,7 +26,18 @@ What each step changes, and what should come of it:
                    FlashAttention-2, an A100's kernel. 10 times step 2: on an H200 250 to 350 TFLOP/s
  4. mma_tma        the tiles come by TMA, edges included: no thread spends its time on addresses and predicates of
                    copies. These are few beside 128 products a warp and tile: 0 to 5 %, as nothing else changes
+ 5 wgmma           64 rows a block: Q, K and V stay in shared memory, where wgmma reads them, S and O in registers; a
+                   producer warp fetches. The tensor cores' full rate, but they rest while the block's one consumer
+                   does its softmax, and blocks are too large for two on an SM: 1 time step 4, or less
+ 6 warpgroups      two consumers with 64 rows each share K and V, and the producer gives them its registers: one's
+                   softmax beside the other's products, as chance has it. 1.5 times step 5
+ 7 overlapped      each starts the next block's Q Kᵀ before this one's P V, and does the softmax of the former while the
+                   latter runs: 1.2 to 1.4 times step 6
+ 8 ping_pong       the two take turns in starting products, by named barriers, instead of leaving it to chance: a few %
+ 9 persistent      a block an SM, which claims one tile after the other, the longest first: the next tile is fetched
+                   while O leaves, and a causal mask's short tiles fill the gaps. 5 to 15 %, most for short sequences
 
+Step 10, 8-bit floats, is `fp8`'s, since it rounds what it is given. `attention` is step 9 with what `choice` picks.
 What moves the data: ordinary loads and stores (1, 2), cp.async (3), TMA (4 and all that follow).
 """
 
@@ -43,7 +54,9 @@ from ...device_array import DeviceArray
 from ...launch import Kernel
 from ...pitch import pitched
 from ..problem import Case, Problem, Variant, check_options
-from . import peers, plain, warp_mma
+from . import choice, peers, plain, warp_mma, warpgroup
+from .choice import Configuration
+from .forward import bind_attention
 from .masks import UNBOUNDED, Band
 from .operands import Operands, operands
 
@@ -160,6 +173,35 @@ def bind_mma_tma(
     )
 
 
+def _bind_warpgroups(make: Callable[..., Kernel], **cut: Any) -> Bind:
+    """Bind one of steps 5 to 9, with as many blocks as tiles or, by default in `choice.grid`'s way, an SM's."""
+    ping_pong, blocks = cut.pop("ping_pong", False), cut.pop("blocks", _a_block_a_tile)
+
+    def bind(
+        given: Mapping[str, Any],
+        *,
+        stream: object = None,
+        keys: int | None = None,
+        stages: int = 2,
+        consumers: int = cut.get("consumers", 2),
+        **asked: Any,
+    ) -> Launch:
+        q, k, v, o, lse = (given[name] for name in ("q", "k", "v", "o", "lse"))
+        head_dim = arrays.view(q).shape[-1]
+        o_over_q = head_dim > 128
+        keys = keys or (128 if head_dim <= 128 else 96 if head_dim <= 192 else 80)
+        configuration = Configuration(consumers, keys, stages, o_over_q, ping_pong)
+        return bind_attention(
+            q, k, v, o, lse, stream=stream, make=make, blocks=blocks, configuration=configuration, **asked
+        )
+
+    return bind
+
+
+def _a_block_a_tile(tiles: int) -> int:
+    return tiles
+
+
 def _bind_arrays(o: Operands, kernel: Kernel, rows: int, stream: object) -> Launch:
     """Bind a kernel of (q, k, v, o, lse, group, low, high, factor, inner), blocks of which compute `rows` rows of O."""
     launcher, group = kernel[o.grid(rows), None, stream], np.uint32(o.group)
@@ -194,11 +236,14 @@ def _in_turn(launches: Sequence[Launch]) -> Launch:
     return launch
 
 
+_WARPGROUPS, _OVERLAPPED = warpgroup.make_warpgroups, warpgroup.make_overlapped
+
 OPTIONS: dict[str, tuple[str, ...]] = {
     "three_kernels": (),
     "online": (),
     "mma_cp_async": ("tile", "warps", "stages"),
     "mma_tma": ("tile", "warps", "stages"),
+    **dict.fromkeys(("wgmma", "warpgroups", "overlapped", "ping_pong", "persistent"), ("keys", "stages", "consumers")),
 }
 
 
@@ -230,7 +275,8 @@ def attend(
         window: (left, right): it sees as many before and behind that one; -1 for all.
         scale: what the scores are multiplied by; 1 / sqrt(D) by default.
         soft_cap: bound of the scores, by a hyperbolic tangent; 0 for none.
-        options: `tile` (queries of a block, keys of a tile), `warps`, `stages`, `stream` where the step has them.
+        options: `tile` (queries of a block, keys of a tile), `warps`, `stages`, `keys` (of a tile), `consumers` (of 64
+            queries each) and `stream` where the step has them.
 
     Raises:
         KeyError: no such step.
@@ -286,7 +332,8 @@ def _bytes_moved(case: Case) -> int:
 
 
 # Small tiles, for small sizes, and blocks of several of them.
-_SMALL = {name: {"tile": (32, 16), "warps": 2} for name in ("mma_cp_async", "mma_tma")}
+_SMALL: dict[str, dict[str, Any]] = {name: {"tile": (32, 16), "warps": 2} for name in ("mma_cp_async", "mma_tma")}
+_SMALL |= {name: {"keys": 32} for name in ("wgmma", "warpgroups", "overlapped", "ping_pong", "persistent")}
 
 PROBLEM = Problem(
     name="attention",
@@ -301,6 +348,13 @@ PROBLEM = Problem(
         Variant("online", "ld/st", "softmax as the keys come by: the best of plain Numba", bind_online, baseline=True),
         Variant("mma_cp_async", "cp.async", "tensor cores, P from S's registers (A100)", bind_mma_cp_async),
         Variant("mma_tma", "TMA", "the same, tiles by TMA", bind_mma_tma),
+        Variant("wgmma", "TMA", "wgmma: operands stay in shared memory", _bind_warpgroups(_WARPGROUPS, consumers=1)),
+        Variant(
+            "warpgroups", "TMA", "a producer and two consumers, with registers as needed", _bind_warpgroups(_WARPGROUPS)
+        ),
+        Variant("overlapped", "TMA", "softmax beside the last block's product", _bind_warpgroups(_OVERLAPPED)),
+        Variant("ping_pong", "TMA", "the consumers take turns", _bind_warpgroups(_OVERLAPPED, ping_pong=True)),
+        Variant("persistent", "TMA", "a block an SM, tiles claimed", _bind_warpgroups(_OVERLAPPED, blocks=choice.grid)),
     ),
     cases={
         ("default", "sim"): [

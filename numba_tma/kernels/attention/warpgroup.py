@@ -30,7 +30,8 @@ from .softmax import NOTHING, inverse, log_sum_exp, make_softmax, quad_sum
 _KINDS = {"bfloat16": "bf16", "float16": "f16"}
 _STEP = 16  # of the inner dimension, in one instruction
 _PATTERN_BYTES = 8 * ROW_BYTES
-# Registers of the producer's and the consumers' threads, by the number of consumers: 64 K together at most.
+# Registers of the producer's and the consumers' threads, by the number of consumers: 64 K together at most. One consumer
+# would have enough without asking, but where nobody asks ptxas makes wgmma wait around the loops of barriers.
 REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
 # A tile's number is kept for so many turns. The producer writes that of turn t when each consumer has let go of Q of
 # turn t - 2 at least: then all its threads have met to store O of turn t - 3, and have read the numbers up to that one.
@@ -368,7 +369,6 @@ def make_warpgroups(
     boxes = -(-head_dim // BOX_COLUMNS)
     score_elements, o_elements, p_elements = keys // 2, head_dim // 2, keys // 4
     fewer, more = REGISTERS[consumers]
-    several = consumers > 1
     scores, weighted = make_scores(head_dim, keys, dtype), make_weighted(head_dim, keys, dtype)
     masks = make_tile_masks(kind, GROUP_ROWS, keys)
     full_range = masks.full_range
@@ -410,16 +410,14 @@ def make_warpgroups(
             initialise()
         cuda.syncthreads()
         if thread < WARPGROUP:
-            if several:
-                ptx.setmaxnreg_dec(fewer)
+            ptx.setmaxnreg_dec(fewer)
             if thread == 0:
                 produce(
                     *(q_map, k_map, v_map, counter, q_starts, kv_starts, all_sq, all_skv, all_low, all_high),
                     *(tiles_m, heads, all_heads, together, group),
                 )
         else:
-            if several:
-                ptx.setmaxnreg_inc(more)
+            ptx.setmaxnreg_inc(more)
             mine = uint32(thread // uint32(WARPGROUP) - uint32(1))
             thread = uint32(thread % uint32(WARPGROUP))
             lane_row = uint32(thread // uint32(32) * uint32(16) + thread % uint32(32) // uint32(4))
@@ -525,7 +523,6 @@ def make_overlapped(
     boxes = -(-head_dim // BOX_COLUMNS)
     score_elements, o_elements, p_elements = keys // 2, head_dim // 2, keys // 4
     fewer, more = REGISTERS[consumers]
-    several = consumers > 1
     ping_pong = ping_pong and consumers == 2
     pair = 2 * WARPGROUP
     scores, weighted = make_scores(head_dim, keys, dtype), make_weighted(head_dim, keys, dtype)
@@ -607,16 +604,14 @@ def make_overlapped(
             initialise()
         cuda.syncthreads()
         if thread < WARPGROUP:
-            if several:
-                ptx.setmaxnreg_dec(fewer)
+            ptx.setmaxnreg_dec(fewer)
             if thread == 0:
                 produce(
                     *(q_map, k_map, v_map, counter, q_starts, kv_starts, all_sq, all_skv, all_low, all_high),
                     *(tiles_m, heads, all_heads, together, group),
                 )
         else:
-            if several:
-                ptx.setmaxnreg_inc(more)
+            ptx.setmaxnreg_inc(more)
             mine = uint32(thread // uint32(WARPGROUP) - uint32(1))
             thread = uint32(thread % uint32(WARPGROUP))
             lane_row = uint32(thread // uint32(32) * uint32(16) + thread % uint32(32) // uint32(4))
