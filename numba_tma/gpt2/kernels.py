@@ -1,11 +1,11 @@
-"""The kernels between the products: embedding, layer normalisation, the likeliest token. All are bound by memory.
+"""The kernels between the products: embedding, normalisation, the chosen token. All are bound by memory.
 
 What is read and written for a row of C elements: embedding 2 C bfloat16 and a residual row of C; normalisation a
 residual row and C bfloat16. The arithmetic, some ten operations an element, hides behind that. So a warp has a row,
 its lanes read 16 bytes at a time, and all of a row's loads are on their way before the first sum.
 
-Each starts before the kernel in front of it has ended (programmatic dependent launch), and reads what does not depend
-on that one, the gains, meanwhile. PTX ISA: "griddepcontrol".
+Each may start before the kernel in front of it has ended (programmatic dependent launch), and waits for its results.
+PTX ISA: "griddepcontrol".
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from .. import ptx
 from ..launch import Kernel, kernel
-from ..shared import Buffer, Shared
 from ..unroll import unroll
-from .vectors import VECTOR, load8_bf16, load8_f32, make_normalise, row_access, store8_bf16
+from .vectors import VECTOR, load8_bf16, make_normalise, row_access, store8_bf16
 
 ROWS = 8  # of a block: a warp has one
 
@@ -76,10 +75,11 @@ def make_embed(columns: int, residual: str, at_length: bool) -> Kernel:
 
 
 @functools.cache
-def make_layernorm(columns: int, epsilon: float, residual: str) -> Kernel:
-    """y = normalised x · gain + shift, for x (rows, C) of the residual's type, y bfloat16, gain and shift float32.
+def make_normalise_rows(columns: int, epsilon: float, residual: str) -> Kernel:
+    """y = x with its rows' mean 0 and variance 1, for x (rows, C) of the residual's type, y bfloat16.
 
-    A warp for each row, ROWS rows a block.
+    Gain and shift of a layer normalisation are in the weight and bias that follow it. A warp for each row, ROWS rows a
+    block.
     """
     load8, _, itemsize = row_access(residual)
     vectors = -(-columns // (32 * VECTOR))
@@ -87,7 +87,7 @@ def make_layernorm(columns: int, epsilon: float, residual: str) -> Kernel:
     normalise = make_normalise(columns, epsilon)
 
     @kernel(threads=32 * ROWS, programmatic=True)
-    def gpt2_layernorm(x, gain, shift, y, rows):
+    def gpt2_normalise(x, y, rows):
         lane, warp = uint32(cuda.threadIdx.x % 32), uint32(cuda.threadIdx.x // 32)
         row = uint32(cuda.blockIdx.x * uint32(ROWS) + warp)
         values = cuda.local.array(numbers, float32)
@@ -119,69 +119,36 @@ def make_layernorm(columns: int, epsilon: float, residual: str) -> Kernel:
                 column = uint32((lane + uint32(32 * i)) * uint32(VECTOR))
                 if column < columns:
                     k = VECTOR * i
-                    g = load8_f32(ptx.global_address(gain) + uint64(column) * uint64(4))
-                    s = load8_f32(ptx.global_address(shift) + uint64(column) * uint64(4))
                     store8_bf16(
                         target + uint64(column) * uint64(2),
-                        values[k] * g[0] + s[0],
-                        values[k + 1] * g[1] + s[1],
-                        values[k + 2] * g[2] + s[2],
-                        values[k + 3] * g[3] + s[3],
-                        values[k + 4] * g[4] + s[4],
-                        values[k + 5] * g[5] + s[5],
-                        values[k + 6] * g[6] + s[6],
-                        values[k + 7] * g[7] + s[7],
+                        values[k],
+                        values[k + 1],
+                        values[k + 2],
+                        values[k + 3],
+                        values[k + 4],
+                        values[k + 5],
+                        values[k + 6],
+                        values[k + 7],
                     )
 
-    return gpt2_layernorm
+    return gpt2_normalise
 
 
-_ARGMAX_THREADS = 1024
-_argmax_shared = Shared(largest=Buffer((32,), float32), where=Buffer((32,), int32))
+APPEND_THREADS = 32
 
 
-@cuda.jit(device=True, forceinline=True)
-def _better(value, index, largest, where):
-    """The larger of two candidates; of equal ones the first. A NaN is never taken."""
-    taken = value > largest or (value == largest and index < where)
-    return (value, index) if taken else (largest, where)
-
-
-@kernel(threads=_ARGMAX_THREADS, shared=_argmax_shared, programmatic=True)
-def gpt2_argmax(logits, sequence, lengths, vocabulary, grow):
-    """sequence[b, lengths[b] + grow] = the likeliest token of logits (B, vocabulary or more) float32, a block for each;
-    then lengths[b] grows by `grow`."""
-    thread, batch = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x)
-    lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+@kernel(threads=APPEND_THREADS, programmatic=True)
+def gpt2_append(best, sequence, lengths, rows, grow):
+    """sequence[b, lengths[b] + grow] = the token that best[b] (B,) uint64 names, as `linear` has it; then lengths[b]
+    grows by `grow`, and best[b] is 0. A thread for each sequence."""
+    batch = uint32(cuda.grid(1))
     ptx.griddepcontrol_wait()
     ptx.griddepcontrol_launch_dependents()
-    largest, where = float32(-math.inf), int32(vocabulary)
-    start = ptx.global_address(logits) + uint64(batch) * uint64(logits.strides[0])
-    whole = uint32(uint32(vocabulary) // uint32(4))
-    for i in range(thread, whole, uint32(_ARGMAX_THREADS)):
-        values = ptx.ld_global_v4_f32(start + uint64(i) * uint64(16))
-        for j in range(4):
-            unroll()
-            largest, where = _better(values[j], int32(int32(4) * int32(i) + int32(j)), largest, where)
-    for i in range(uint32(whole * uint32(4) + thread), uint32(vocabulary), uint32(_ARGMAX_THREADS)):
-        largest, where = _better(logits[batch, i], int32(i), largest, where)
-    for shift in (16, 8, 4, 2, 1):
-        value = cuda.shfl_xor_sync(0xFFFFFFFF, largest, shift)
-        index = cuda.shfl_xor_sync(0xFFFFFFFF, where, shift)
-        largest, where = _better(value, index, largest, where)
-    if lane == 0:
-        _argmax_shared.largest[warp], _argmax_shared.where[warp] = largest, where
-    cuda.syncthreads()
-    if warp == 0:
-        largest, where = _argmax_shared.largest[lane], _argmax_shared.where[lane]
-        for shift in (16, 8, 4, 2, 1):
-            value = cuda.shfl_xor_sync(0xFFFFFFFF, largest, shift)
-            index = cuda.shfl_xor_sync(0xFFFFFFFF, where, shift)
-            largest, where = _better(value, index, largest, where)
-        if lane == 0:
-            length = uint32(lengths[batch]) + uint32(grow)
-            lengths[batch] = int32(length)
-            sequence[batch, length] = where
+    if batch < rows:
+        length = uint32(lengths[batch]) + uint32(grow)
+        sequence[batch, length] = int32(~uint32(best[batch]))
+        lengths[batch] = int32(length)
+        best[batch] = uint64(0)
 
 
 _MOVE_THREADS = 256

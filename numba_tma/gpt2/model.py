@@ -30,7 +30,7 @@ from . import memory
 from . import weights as checkpoint
 from .attend import make_decode
 from .config import Config
-from .kernels import ROWS, gpt2_argmax, make_embed, make_layernorm
+from .kernels import APPEND_THREADS, ROWS, gpt2_append, make_embed, make_normalise_rows
 from .launches import Launches
 from .linear import Shape, grid, make_linear
 from .memory import part
@@ -44,15 +44,23 @@ _VOCABULARY_STEP = 128  # rows of the LM head are padded to a multiple: rows of 
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """A layer's weights where kernels run; of a `Linear` the weight is bfloat16, everything else float32."""
+class _Product:
+    """A `Linear` where kernels run: weight (N, K) bfloat16, bias (N,) float32, and sums (N,) float32 of the weight's
+    rows. The gain and shift of a normalisation in front are part of weight and bias."""
 
-    ln_1: Norm
-    c_attn: Linear
-    c_proj: Linear
-    ln_2: Norm
-    c_fc: Linear
-    mlp_proj: Linear
+    weight: Any
+    bias: Any
+    sums: Any
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's products; those of c_attn and c_fc are with normalised rows."""
+
+    c_attn: _Product
+    c_proj: _Product
+    c_fc: _Product
+    mlp_proj: _Product
 
 
 class Model:
@@ -71,24 +79,21 @@ class Model:
             raise ValueError(f"residual {residual!r}: choose one of {', '.join(map(repr, RESIDUALS))}")
         self.config = weights.config
         self.residual = residual
-        vocabulary = -(-self.config.vocab_size // _VOCABULARY_STEP) * _VOCABULARY_STEP
-        head = np.zeros((vocabulary, self.config.n_embd), BFLOAT16)
-        head[: self.config.vocab_size] = weights.wte
-        self.wte = memory.upload(head)
+        self.vocabulary = -(-self.config.vocab_size // _VOCABULARY_STEP) * _VOCABULARY_STEP
+        self.wte = memory.upload(weights.wte.astype(BFLOAT16))
         self.wpe = memory.upload(weights.wpe.astype(BFLOAT16))
         self.layers = tuple(
             _Layer(
-                _norm(layer.ln_1),
-                _linear(layer.c_attn),
-                _linear(layer.c_proj),
-                _norm(layer.ln_2),
-                _linear(layer.c_fc),
-                _linear(layer.mlp_proj),
+                _product(layer.c_attn, layer.ln_1),
+                _product(layer.c_proj),
+                _product(layer.c_fc, layer.ln_2),
+                _product(layer.mlp_proj),
             )
             for layer in weights.layers
         )
-        self.ln_f = _norm(weights.ln_f)
-        self.vocabulary = vocabulary
+        head = np.zeros((self.vocabulary, self.config.n_embd), np.float32)
+        head[: self.config.vocab_size] = weights.wte
+        self.head = _product(Linear(head, np.zeros(self.vocabulary, np.float32)), weights.ln_f)
 
     @staticmethod
     def from_folder(folder: str | Path, **options: Any) -> Model:
@@ -101,12 +106,15 @@ class Model:
         return Model(checkpoint.from_folder(found, folder), **options)
 
 
-def _norm(norm: Norm) -> Norm:
-    return Norm(memory.upload(norm.weight), memory.upload(norm.bias))
-
-
-def _linear(linear: Linear) -> Linear:
-    return Linear(memory.upload(linear.weight.astype(BFLOAT16)), memory.upload(linear.bias))
+def _product(linear: Linear, norm: Norm | None = None) -> _Product:
+    """weight · (gain · x + shift) + bias = (weight · gain) · x + (weight · shift + bias)."""
+    weight, bias = linear.weight, linear.bias
+    if norm is not None:
+        bias = bias + weight @ norm.bias
+        weight = weight * norm.weight
+    weight = weight.astype(BFLOAT16)
+    sums = weight.astype(np.float32).sum(axis=1, dtype=np.float64).astype(np.float32)
+    return _Product(memory.upload(weight), memory.upload(bias), memory.upload(sums))
 
 
 class PromptError(ValueError):
@@ -154,6 +162,7 @@ class Session:
         self.sequence = memory.zeros((batch, positions + 1), np.int32)
         self.lengths = memory.zeros((batch,), np.int32)
         self._picked = memory.zeros((batch,), np.int32)
+        self._best = memory.zeros((batch,), np.uint64)
         self._each = memory.upload(np.arange(batch, dtype=np.int32))
         self._longest = 0  # on the host: what `lengths` has at most
         self._prefills: dict[tuple[int, int], Launches] = {}
@@ -290,11 +299,11 @@ class Session:
             q = part(cache, (i, slice(None), new, 0))
             k, v = (part(cache, (i, slice(None), slice(0, past + length), j)) for j in (1, 2))
             launches += [
-                self._layernorm(layer.ln_1, x, normed, rows),
+                self._normalise(x, normed, rows),
                 self._matmul(layer.c_attn, by_batch, qkv),
                 bind_causal(q, k, v, o, lse, self.stream),
                 self._matmul(layer.c_proj, attended, x, accumulate=True),
-                self._layernorm(layer.ln_2, x, normed, rows),
+                self._normalise(x, normed, rows),
                 self._matmul(layer.c_fc, normed, hidden, activation="gelu"),
                 self._matmul(layer.mlp_proj, hidden, x, accumulate=True),
             ]
@@ -305,10 +314,11 @@ class Session:
         return self._head(self._x, self._picked, logits)
 
     def choose_launch(self, grow: int = 0) -> Launch:
-        """Append the likeliest token of `logits` to each sequence, whose length then grows by `grow`."""
-        argmax = gpt2_argmax[self.batch, None, self.stream]
-        vocabulary = np.int32(self.model.config.vocab_size)
-        return argmax.bind(self.logits, self.sequence, self.lengths, vocabulary, np.uint32(grow))
+        """Append the likeliest token of the last `head_launch` to each sequence, whose length then grows by `grow`."""
+        blocks = -(-self.batch // APPEND_THREADS)
+        return gpt2_append[blocks, None, self.stream].bind(
+            self._best, self.sequence, self.lengths, np.uint32(self.batch), np.uint32(grow)
+        )
 
     def every_head_launches(self, length: int, every: Any) -> list[Launch]:
         """In place of `head_launch`: the logits of the last n of `length` rows a sequence, to `every` (batch, n, padded
@@ -319,8 +329,7 @@ class Session:
         wanted = part(by_batch, (slice(None), slice(length - count, None)))
         if count == length:
             wanted, every = normed, memory.reshaped(every, (rows, self.model.vocabulary))
-        head = functools.partial(matmul, wanted, _turned(self.model.wte), out=every, stream=self.stream)
-        return [self._layernorm(self.model.ln_f, x, normed, rows), head]
+        return [self._normalise(x, normed, rows), self._matmul(self.model.head, wanted, every)]
 
     def decode_launches(self) -> list[Launch]:
         """Launches of one step: the token chosen last into each sequence, and the next chosen."""
@@ -347,45 +356,55 @@ class Session:
         for i, layer in enumerate(model.layers):
             qkv = part(self.cache, i)
             launches += [
-                self._few_rows(layer.c_attn, x, qkv, norm=layer.ln_1, at_length=True),
+                self._few_rows(layer.c_attn, x, qkv, normalised=True, at_length=True),
                 attend.bind(part(cache, i), self.lengths, o),
                 self._few_rows(layer.c_proj, attended, x, accumulate=True),
-                self._few_rows(layer.c_fc, x, hidden, norm=layer.ln_2, activation="gelu"),
+                self._few_rows(layer.c_fc, x, hidden, normalised=True, activation="gelu"),
                 self._few_rows(layer.mlp_proj, hidden, x, accumulate=True),
             ]
         return [*launches, self._head(x, self._each, self.logits), self.choose_launch(1)]
 
     def _head(self, x: Any, picked: Any, logits: Any) -> Launch:
-        head = Linear(self.model.wte, self.model.ln_f.bias)  # there is no bias; an argument has to stand there
-        return self._few_rows(head, x, logits, norm=self.model.ln_f, picked=picked, has_bias=False)
+        head, known = self.model.head, slice(0, self.model.config.vocab_size)
+        without_padding = _Product(part(head.weight, known), part(head.bias, known), part(head.sums, known))
+        shape = Shape.of_head(self.model.config.n_embd)
+        return self._few_rows(without_padding, x, logits, normalised=True, picked=picked, shape=shape, choose=True)
 
-    def _layernorm(self, norm: Norm, x: Any, y: Any, rows: int) -> Launch:
+    def _normalise(self, x: Any, y: Any, rows: int) -> Launch:
         config = self.model.config
-        kernel = make_layernorm(config.n_embd, config.layer_norm_epsilon, self.model.residual)
-        return kernel[-(-rows // ROWS), None, self.stream].bind(x, norm.weight, norm.bias, y, np.uint32(rows))
+        kernel = make_normalise_rows(config.n_embd, config.layer_norm_epsilon, self.model.residual)
+        return kernel[-(-rows // ROWS), None, self.stream].bind(x, y, np.uint32(rows))
 
-    def _matmul(self, linear: Linear, x: Any, y: Any, **options: Any) -> Launch:
+    def _matmul(self, product: _Product, x: Any, y: Any, **options: Any) -> Launch:
         return functools.partial(
-            matmul, x, _turned(linear.weight), bias=linear.bias, out=y, stream=self.stream, **options
+            matmul, x, _turned(product.weight), bias=product.bias, out=y, stream=self.stream, **options
         )
 
     def _few_rows(
-        self, linear: Linear, x: Any, y: Any, *, norm: Norm | None = None, picked: Any = None, **options: Any
+        self,
+        product: _Product,
+        x: Any,
+        y: Any,
+        *,
+        normalised: bool = False,
+        picked: Any = None,
+        shape: Shape | None = None,
+        **options: Any,
     ) -> Launch:
-        columns, depth = linear.weight.shape
-        shape = Shape.of(columns, depth)
-        normalised = (self.model.config.layer_norm_epsilon, self.model.residual) if norm else None
-        kernel = make_linear(shape, rows_16=self.batch > 8, norm=normalised, **options)
-        gain, shift = (norm.weight, norm.bias) if norm else (linear.bias, linear.bias)
+        columns, depth = product.weight.shape
+        shape = shape or Shape.of(columns, depth)
+        if normalised:
+            options |= {"norm": self.model.config.layer_norm_epsilon, "x_dtype": self.model.residual}
+        kernel = make_linear(shape, rows_16=self.batch > 8, **options)
         return kernel[grid(shape, columns, self.batch), None, self.stream].bind(
             x,
-            linear.weight,
-            linear.bias,
+            product.weight,
+            product.sums,
+            product.bias,
             y,
-            gain,
-            shift,
             self._each if picked is None else picked,
             self.lengths,
+            self._best,
             np.uint32(self.batch),
         )
 

@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from numba_tma.gpt2 import linear
 from numba_tma.gpt2.attend import make_decode
-from numba_tma.gpt2.kernels import ROWS, gpt2_argmax, make_embed, make_layernorm
+from numba_tma.gpt2.kernels import ROWS, gpt2_append, make_embed, make_normalise_rows
 from numba_tma.gpt2.linear import Shape, grid, make_linear
 from numba_tma.kernels.gemm.epilogue import activation_reference
 
@@ -22,21 +23,20 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.full)
 
 
-def normalised(x, gain, shift):
+def normalised(x):
     x = x.astype(np.float64)
     x = x - x.mean(axis=1, keepdims=True)
-    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + EPSILON) * gain + shift
+    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + EPSILON)
 
 
 @pytest.mark.parametrize(("columns", "residual"), [(64, "bfloat16"), slow(64, "float32"), slow(1600, "bfloat16")])
-def test_layernorm(rng, columns, residual):
+def test_normalise(rng, columns, residual):
     """With a mean a hundred times as large as what varies."""
     rows = 2 * ROWS + 3
     x = (100 + rng.standard_normal((rows, columns))).astype(BF16 if residual == "bfloat16" else residual)
-    gain, shift = (rng.standard_normal(columns).astype(np.float32) for _ in range(2))
     y = np.full((rows + 1, columns), 7, BF16)
-    make_layernorm(columns, EPSILON, residual)[3](x, gain, shift, y, np.uint32(rows))
-    expected = normalised(x, gain, shift)
+    make_normalise_rows(columns, EPSILON, residual)[3](x, y, np.uint32(rows))
+    expected = normalised(x)
     assert (np.abs(y[:rows] - expected) <= HALF * np.abs(expected) + 1e-4).all()
     assert (y[rows] == 7).all()
 
@@ -62,16 +62,13 @@ def test_embed(rng, at_length):
     assert np.isnan(x.astype(np.float32)).any(axis=1).sum() == int(at_length or first <= lengths[1] < first + rows)
 
 
-def test_argmax(rng):
-    logits = rng.standard_normal((2, 256)).astype(np.float32)
-    logits[:, 211:] = 9  # padding
-    logits[0, [50, 60, 7]] = 5  # of equal ones the first
-    logits[1, 210], logits[1, 3] = 6, np.nan
-    sequence, lengths = np.zeros((2, 9), np.int32), np.array([3, 5], np.int32)
-    gpt2_argmax[2](logits, sequence, lengths, np.int32(211), np.uint32(1))
-    assert lengths.tolist() == [4, 6]
-    assert (sequence[0, 4], sequence[1, 6]) == (7, 210)
-    assert np.count_nonzero(sequence) == 2
+def test_append(rng):
+    best = np.array([5 << 32 | 0xFFFFFFFF - 210, 1 << 63 | 0xFFFFFFFF, 7 << 32 | 0xFFFFFFFF - 3], np.uint64)
+    sequence, lengths = np.zeros((3, 9), np.int32), np.array([3, 5, 1], np.int32)
+    gpt2_append[1](best, sequence, lengths, np.uint32(3), np.uint32(1))
+    assert lengths.tolist() == [4, 6, 2]
+    assert (sequence[0, 4], sequence[1, 6], sequence[2, 2]) == (210, 0, 3)
+    assert np.count_nonzero(sequence) == 2 and not best.any()
 
 
 @pytest.mark.parametrize(
@@ -80,25 +77,33 @@ def test_argmax(rng):
         (256, 64, 3, True, "gelu", "out"),
         (192, 64, 8, True, "none", "cache"),
         (64, 256, 3, False, "none", "residual"),
+        (211, 64, 3, True, "none", "chosen"),
         slow(51, 520, 20, False, "none", "out"),
+        slow(1003, 64, 20, True, "none", "chosen"),
         slow(200, 768, 16, True, "none", "out"),
         slow(40, 3072, 8, False, "none", "residual"),
     ],
 )
-def test_linear(rng, columns, depth, rows, norm, activation, to):
-    shape = Shape.of(columns, depth)
-    x = rng.standard_normal((rows + 3, depth)).astype(BF16)
+def test_linear(rng, monkeypatch, columns, depth, rows, norm, activation, to):
+    """Rows have a mean as large as what varies. With `chosen` a block has several turns."""
+    monkeypatch.setattr(linear, "_SMS", 2 if to == "chosen" else 132)
+    shape = Shape.of_head(depth) if to == "chosen" else Shape.of(columns, depth)
+    x = (1 + rng.standard_normal((rows + 3, depth))).astype(BF16)
     weight = (rng.standard_normal((columns, depth)) / np.sqrt(depth)).astype(BF16)
-    bias, gain, shift = (rng.standard_normal(n).astype(np.float32) for n in (columns, depth, depth))
+    sums, bias = weight.astype(np.float32).sum(axis=1), rng.standard_normal(columns).astype(np.float32)
     picked = rng.permutation(rows + 3)[:rows].astype(np.int32)
     lengths = rng.integers(0, 4, rows).astype(np.int32)
-    before = rng.standard_normal((rows, 4, columns) if to == "cache" else (rows, columns)).astype(BF16)
+    best = np.zeros(rows, np.uint64)
+    dtype = np.float32 if to == "chosen" else BF16
+    before = rng.standard_normal((rows, 4, columns) if to == "cache" else (rows, columns)).astype(dtype)
     y = before.copy()
-    options = {"norm": (EPSILON, "bfloat16")} if norm else {}
-    options |= {"residual": {"accumulate": True}, "cache": {"at_length": True}, "out": {}}[to]
+    options = {"norm": EPSILON} if norm else {}
+    names = {"residual": "accumulate", "cache": "at_length", "chosen": "choose"}
+    options |= {names[to]: True} if to in names else {}
     made = make_linear(shape, rows_16=rows > 8, activation=activation, **options)
-    made[grid(shape, columns, rows), None](x, weight, bias, y, gain, shift, picked, lengths, np.uint32(rows))
-    taken = normalised(x[picked], gain, shift) if norm else x[picked].astype(np.float64)
+    blocks = grid(shape, columns, rows)
+    made[blocks, None](x, weight, sums, bias, y, picked, lengths, best, np.uint32(rows))
+    taken = normalised(x[picked]) if norm else x[picked].astype(np.float64)
     expected = activation_reference(activation, taken @ weight.astype(np.float64).T + bias)
     found = y
     if to == "residual":
@@ -107,8 +112,27 @@ def test_linear(rng, columns, depth, rows, norm, activation, to):
         found = y[np.arange(rows), lengths]
         y[np.arange(rows), lengths] = before[np.arange(rows), lengths]
         np.testing.assert_array_equal(y, before)
-    # A normalised row is rounded before it is multiplied: its errors add up as the products do, at random.
-    assert np.abs(found - expected).max() <= HALF * np.abs(expected).max()
+    tolerance = 1e-5 if to == "chosen" else HALF
+    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
+    if to == "chosen":
+        assert (~best.astype(np.uint32)).tolist() == y.argmax(axis=1).tolist()
+        assert blocks[0] * shape.columns < columns
+    else:
+        assert not best.any()
+
+
+def test_order_of_numbers_and_the_first_of_equal_ones(simulated):
+    """Through the head's kernel: one-hot rows give each column a number of its own."""
+    values = np.array([-3.5, -1e-30, 0.0, 2.0, 2.0, -7.0], np.float32)
+    weight = np.zeros((6, 64), BF16)
+    weight[:, 0] = values
+    x = np.zeros((3, 64), BF16)
+    x[0, 0], x[1, 0], x[2, 0] = 1, -1, 0
+    best, y, zeros = np.zeros(3, np.uint64), np.zeros((3, 128), np.float32), np.zeros(6, np.float32)
+    made = make_linear(Shape.of_head(64), rows_16=False, choose=True, norm=EPSILON)
+    each = np.arange(3, dtype=np.int32)
+    made[1](x, weight, weight.astype(np.float32).sum(1), zeros, y, each, each, best, np.uint32(3))
+    assert (~best.astype(np.uint32)).tolist() == [3, 5, 0]
 
 
 def test_how_weights_are_cut():
@@ -118,6 +142,7 @@ def test_how_weights_are_cut():
         assert shape.steps * shape.tiles <= 16
         assert shape.steps * shape.warps * 32 >= depth
         assert columns // shape.columns >= min(132, columns // 8)
+        assert 32 * shape.warps <= 512
 
 
 @pytest.mark.parametrize("head_dim", [32, slow(64), slow(128)])
