@@ -21,26 +21,29 @@ from ..shared import Buffer, Shared
 from ..unroll import unroll
 from .vectors import VECTOR, load8_bf16, widen8
 
-_WARPS = 8
-_AHEAD = 4  # sets of keys that are read before one is computed with
+WARPS = 8
+AHEAD = 4  # sets of keys that are read before one is computed with
 _LOG2_E = math.log2(math.e)
 _NOTHING = -1e30  # the largest of no scores: finite, so that the difference of two is a number
 
 
 @functools.cache
-def make_decode(head_dim: int) -> Kernel:
+def make_decode(head_dim: int, warps: int = WARPS, ahead: int = AHEAD, prefetch: bool = True) -> Kernel:
     """o[b, h] = attention of the query at lengths[b] to the keys 0 … lengths[b]; grid (heads, B).
+
+    With `prefetch` the copy engine is asked to bring keys and values to L2 before the kernel in front has ended: all
+    but the last, which that one writes. `lengths` must have been written by a kernel before it.
 
     Kernel parameters: qkv (B, positions, 3, heads, D) bfloat16, whose last dimensions are contiguous; lengths (B,)
     int32; o (B, heads, D) bfloat16.
     """
     lanes = head_dim // VECTOR  # of a key
     together = 32 // lanes  # keys of a warp at once
-    stride = _WARPS * together
-    words = 4 * _AHEAD
+    stride = warps * together
+    words = 4 * ahead
     factor = _LOG2_E / math.sqrt(head_dim)
     smem = Shared(
-        largest=Buffer((_WARPS,), float32), total=Buffer((_WARPS,), float32), o=Buffer((_WARPS, head_dim), float32)
+        largest=Buffer((warps,), float32), total=Buffer((warps,), float32), o=Buffer((warps, head_dim), float32)
     )
 
     @cuda.jit(device=True, forceinline=True)
@@ -54,17 +57,22 @@ def make_decode(head_dim: int) -> Kernel:
             o[e] = o[e] * mine + cuda.shfl_xor_sync(0xFFFFFFFF, o[e], other) * its
         return most, total * mine + cuda.shfl_xor_sync(0xFFFFFFFF, total, other) * its
 
-    @kernel(threads=32 * _WARPS, shared=smem, programmatic=True)
+    @kernel(threads=32 * warps, shared=smem, programmatic=True)
     def gpt2_decode_attention(qkv, lengths, out):
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         head, batch = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
-        ptx.griddepcontrol_wait()
-        ptx.griddepcontrol_launch_dependents()
         last = uint32(lengths[batch])
         row_bytes, part_bytes = uint64(qkv.strides[1]), uint64(qkv.strides[2])
-        column = uint64(head * uint32(2 * head_dim) + lane % uint32(lanes) * uint32(2 * VECTOR))
-        start = ptx.global_address(qkv) + uint64(batch) * uint64(qkv.strides[0]) + column
+        start = ptx.global_address(qkv) + uint64(batch) * uint64(qkv.strides[0]) + uint64(head * uint32(2 * head_dim))
+        if prefetch:
+            for key in range(thread, last, uint32(32 * warps)):
+                source = start + uint64(key) * row_bytes + part_bytes
+                ptx.cp_async_bulk_prefetch(source, uint32(2 * head_dim))
+                ptx.cp_async_bulk_prefetch(source + part_bytes, uint32(2 * head_dim))
+        ptx.griddepcontrol_wait()
+        ptx.griddepcontrol_launch_dependents()
+        start += uint64(lane % uint32(lanes) * uint32(2 * VECTOR))
         q = load8_bf16(start + uint64(last) * row_bytes)
         start += part_bytes
 
@@ -75,15 +83,15 @@ def make_decode(head_dim: int) -> Kernel:
         for e in range(VECTOR):
             o[e] = float32(0)
         first = uint32(warp * uint32(together) + lane // uint32(lanes))
-        for base in range(uint32(0), uint32(last + uint32(1)), uint32(_AHEAD * stride)):
+        for base in range(uint32(0), uint32(last + uint32(1)), uint32(ahead * stride)):
             unroll(1)
-            for i in range(_AHEAD):
+            for i in range(ahead):
                 unroll()
                 key = min(uint32(uint32(base) + first + uint32(i * stride)), last)
                 source = start + uint64(key) * row_bytes
                 k[4 * i], k[4 * i + 1], k[4 * i + 2], k[4 * i + 3] = ptx.ld_global_v4_u32(source)
                 v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3] = ptx.ld_global_v4_u32(source + part_bytes)
-            for i in range(_AHEAD):
+            for i in range(ahead):
                 unroll()
                 key = uint32(uint32(base) + first + uint32(i * stride))
                 x = widen8(k[4 * i], k[4 * i + 1], k[4 * i + 2], k[4 * i + 3])
@@ -116,10 +124,10 @@ def make_decode(head_dim: int) -> Kernel:
         cuda.syncthreads()
         if thread < uint32(head_dim):
             most = float32(_NOTHING)
-            for i in range(_WARPS):
+            for i in range(warps):
                 most = max(most, smem.largest[i])
             total, value = float32(0), float32(0)
-            for i in range(_WARPS):
+            for i in range(warps):
                 scale = ptx.ex2_approx_ftz_f32(smem.largest[i] - most)
                 total += scale * smem.total[i]
                 value += scale * smem.o[i, thread]

@@ -23,6 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from .. import driver
+from ..kernels.attention import bind_attention
 from ..kernels.gemm.matmul import matmul
 from ..overlap.gpu import GpuEngines
 from . import config as configuration
@@ -34,7 +35,6 @@ from .kernels import APPEND_THREADS, ROWS, gpt2_append, make_embed, make_normali
 from .launches import Launches
 from .linear import Shape, grid, make_linear
 from .memory import part
-from .prefill_attention import bind_causal
 from .weights import Linear, Norm, Weights
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -301,7 +301,7 @@ class Session:
             launches += [
                 self._normalise(x, normed, rows),
                 self._matmul(layer.c_attn, by_batch, qkv),
-                bind_causal(q, k, v, o, lse, self.stream),
+                bind_attention(q, k, v, o, lse, causal=True, stream=self.stream),
                 self._matmul(layer.c_proj, attended, x, accumulate=True),
                 self._normalise(x, normed, rows),
                 self._matmul(layer.c_fc, normed, hidden, activation="gelu"),

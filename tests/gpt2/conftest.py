@@ -8,18 +8,22 @@ from numba_tma import use_backend
 from numba_tma.gpt2.config import Config
 from numba_tma.gpt2.model import Model
 from numba_tma.gpt2.weights import Weights, random_weights
+from numba_tma.kernels.attention import choice as attention_choice
 from numba_tma.kernels.gemm import choice
 
 CONFIG = Config(n_layer=2, n_head=2, n_embd=64, n_positions=48, vocab_size=211)
 
 
-SMALL = choice.Configuration(1, 64, 1, "m", 2)  # the tile that takes the shortest to compile
+# The tiles that take the shortest to compile.
+PRODUCT = choice.Configuration(1, 64, 1, "m", 2)
+ATTENTION = attention_choice.Configuration(consumers=1, keys=32)
 
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch):
-    """Launch in the simulator, products by one kernel: which one the table would choose is not the matter here."""
-    monkeypatch.setattr(choice, "choose", lambda *_: SMALL)
+    """Launch in the simulator, by few kernels: which ones would be chosen on a GPU is not the matter here."""
+    monkeypatch.setattr(choice, "choose", lambda *_: PRODUCT)
+    monkeypatch.setattr(attention_choice, "choose", lambda *_: ATTENTION)
     with use_backend("sim"):
         yield
 
