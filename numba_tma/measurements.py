@@ -17,6 +17,7 @@ from . import bench, driver, measurements_movement, ptx, suite
 from .device_array import DeviceArray
 from .kernels import kv_stream
 from .kernels.attention import decode_figures
+from .kernels.attention import figures as attention
 from .kernels.gemm import figures as gemm
 from .launch import Kernel, kernel
 from .pipeline import mbarrier_wait, ring
@@ -245,5 +246,6 @@ ALL: dict[str, Callable[[], list[Record]]] = {
     "gemm_host_overhead": gemm.host_overhead,
     "gemm_early_start": gemm.early_start,
     "gemm_code": gemm.code,
+    **attention.ALL,
     **decode_figures.ALL,
 }

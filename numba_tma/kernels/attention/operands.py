@@ -168,6 +168,6 @@ def _view(name: str, array: Any, dimensions: int) -> ArrayView:
         raise TypeError(f"{name} is a {type(array).__name__}; an array is expected")
     if len(found.shape) != dimensions:
         raise ValueError(f"{name} has the shape {found.shape}: {dimensions} dimensions expected")
-    if found.shape[-1] > 1 and found.strides[-1] != found.dtype.itemsize:
+    if found.size and found.shape[-1] > 1 and found.strides[-1] != found.dtype.itemsize:
         raise ValueError(f"{name}: strides {found.strides} B; its last dimension must be contiguous: copy it")
     return found

@@ -1,4 +1,4 @@
-"""The library that the ladder is measured beside: FlashAttention-2, as PyTorch has it."""
+"""What attention is measured beside: FlashAttention-2 and cuDNN, as PyTorch has them, and FlashAttention-3."""
 
 from __future__ import annotations
 
@@ -39,3 +39,26 @@ def flash_attention_2(
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     forward = torch.ops.aten._scaled_dot_product_flash_attention.default
     return lambda: forward(q, k, v, 0.0, causal, False, scale=scale)
+
+
+def cudnn(q: Any, k: Any, v: Any, causal: bool = False) -> Callable[[], Any]:
+    """cuDNN's forward kernel on torch tensors (B, S, H, D), as scaled_dot_product_attention calls it."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+
+    def launch() -> Any:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return launch
+
+
+def flash_attention_3(q: Any, k: Any, v: Any, causal: bool = False) -> Callable[[], Any] | None:
+    """The released FlashAttention-3 forward (package fa3-fwd) on torch tensors (B, S, H, D); None if it is not here."""
+    try:
+        from fa3_fwd_interface import flash_attn_func
+    except ImportError:
+        return None
+    return lambda: flash_attn_func(q, k, v, causal=causal)
