@@ -33,7 +33,7 @@ _RING_BYTES = 192 * 1024  # of a block's tiles, of 227 KB that an SM has
 _SHARED_BYTES = 227 * 1024  # of an SM, some 1 KB a block aside
 _MOST_SPLITS = 128
 # What `splits_for` reckons with, of an H200: bytes a second, all in all and to an SM; and seconds: of a block besides
-# reading, for its start and its end; of a warp for a tile which is there; of the last block's merging, and for each part.
+# reading, for its start and its end; of a warp for a tile that is there; of the last block to merge, and for each part.
 _READ_RATE, _SM_RATE = 4.2e12, 45e9
 _BLOCK_SECONDS = 3e-6
 _TILE_SECONDS = 0.8e-6
