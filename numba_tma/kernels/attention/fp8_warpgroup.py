@@ -109,6 +109,86 @@ def make_weighted(head_dim: int, keys: int) -> Callable:
     return weighted
 
 
+class Sum(NamedTuple):
+    """Device functions on O, a block's `product` and the factor `carry` that O is to be multiplied by, of each row.
+
+    clear(o, product, carry)
+        Nothing has been added up.
+    start(o, product, p, v)
+        Start the product of a block's weights and values.
+    finish(o, product)
+        Wait for it, and for all else that has been started.
+    settle(o, product, carry, shrink)
+        Make it part of O, which from the next one on is multiplied by `shrink`; if none is under way.
+    settle_last(o, product, carry)
+        The same, where no other follows.
+    """
+
+    clear: Callable
+    start: Callable
+    finish: Callable
+    settle: Callable
+    settle_last: Callable
+
+
+@functools.cache
+def make_sum(head_dim: int, keys: int, promote: bool) -> Sum:
+    """The functions of a sum in float32 of products of one block each, or (`promote` false) of one long product."""
+    elements = head_dim // 2
+    weighted = make_weighted(head_dim, keys)
+    wait = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
+
+    @cuda.jit(device=True, forceinline=True)
+    def clear(o, product, carry):
+        carry[0], carry[1] = float32(0), float32(0)
+        for i in range(elements):
+            unroll()
+            o[i] = float32(0)
+            if promote:
+                product[i] = float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def start_anew(o, product, p, v):
+        weighted(product, p, v, False)
+
+    @cuda.jit(device=True, forceinline=True)
+    def finish_product(o, product):
+        wait(product, 0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def settle_last_product(o, product, carry):
+        for i in range(elements):
+            unroll()
+            o[i] = o[i] * carry[i // 2 % 2] + product[i]
+
+    @cuda.jit(device=True, forceinline=True)
+    def settle_product(o, product, carry, shrink):
+        settle_last_product(o, product, carry)
+        carry[0], carry[1] = shrink[0], shrink[1]
+
+    @cuda.jit(device=True, forceinline=True)
+    def start(o, product, p, v):
+        weighted(o, p, v, True)
+
+    @cuda.jit(device=True, forceinline=True)
+    def finish(o, product):
+        wait(o, 0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def settle(o, product, carry, shrink):
+        for i in range(elements):
+            unroll()
+            o[i] *= shrink[i // 2 % 2]
+
+    @cuda.jit(device=True, forceinline=True)
+    def settle_last(o, product, carry):
+        pass
+
+    if promote:
+        return Sum(clear, start_anew, finish_product, settle_product, settle_last_product)
+    return Sum(clear, start, finish, settle, settle_last)
+
+
 class Weights(NamedTuple):
     """Device functions that make weights of scores.
 
@@ -405,14 +485,14 @@ def make_fp8(
     score_elements, o_elements, p_elements = keys // 2, head_dim // 2, keys // 8
     product_elements = o_elements if promote else 1
     fewer, more = registers
-    scores, weighted = make_scores(head_dim, keys), make_weighted(head_dim, keys)
+    scores = make_scores(head_dim, keys)
+    clear, start, finish, settle, settle_last = make_sum(head_dim, keys, promote)
     masks = make_tile_masks(kind, GROUP_ROWS, keys)
     row_range = masks.row_range
     left = kind.left
     hide = make_softmax(keys, masks).hide
     weigh, add_up, pack, log_sum_exp = make_weights(keys)
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
-    wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
     tile_functions = make_tile(head_dim, dtype, kind, consumers, keys)
     store = tile_functions.store
     smem = _plan(head_dim, dtype, consumers, keys, stages)
@@ -495,12 +575,7 @@ def make_fp8(
                 mbarrier_wait(smem.v_full[stage], phase)
                 add_up(s, smem.scales.address_of(slot, 0, 0), total, shrink)
                 pack(s, p)
-                started = False
-                if promote:
-                    carry[0], carry[1] = float32(0), float32(0)
-                    for i in range(o_elements):
-                        unroll()
-                        o[i] = float32(0)
+                clear(o, product, carry)
                 # What comes from shared memory may differ between threads, for all that ptxas knows, and no wgmma runs
                 # across branches that hang on it. A vote is the same for a warp.
                 while cuda.any_sync(_ALL_LANES, block > first):
@@ -512,13 +587,10 @@ def make_fp8(
                     if ping_pong:
                         ptx.bar_sync(uint32(uint32(1) + mine), pair)
                     scores(s, q_tile, ptx.shared_address(smem.k[following]))
-                    if promote:
-                        weighted(product, p, ptx.shared_address(smem.v[stage]), False)
-                    else:
-                        weighted(o, p, ptx.shared_address(smem.v[stage]), started)
+                    settle(o, product, carry, shrink)  # beside these scores
+                    start(o, product, p, ptx.shared_address(smem.v[stage]))
                     if ping_pong:
                         ptx.bar_arrive(uint32(uint32(2) - mine), pair)
-                    started = True
                     wait_scores(s, 1)
                     release(smem.k_empty[following], thread)
                     key, end = int32(block * uint32(keys)), int32(uint32(block + uint32(1)) * uint32(keys))
@@ -528,37 +600,18 @@ def make_fp8(
                     # The wait for V is here, where it is needed a little later, because it has a branch: but for that
                     # ptxas waits for the product before the exponentials, and adds each of them up as it comes.
                     mbarrier_wait(smem.v_full[following], next_phase)
-                    if promote:
-                        wait_o(product, 0)
-                    else:
-                        wait_o(o, 0)
+                    finish(o, product)
                     release(smem.v_empty[stage], thread)
                     add_up(s, smem.scales.address_of(slot, 0, 0), total, shrink)
                     pack(s, p)  # not before the product that reads it is done
-                    if promote:  # what belongs to the maximum before this block's, like the product
-                        for i in range(o_elements):
-                            unroll()
-                            o[i] = o[i] * carry[i // 2 % 2] + product[i]
-                        carry[0], carry[1] = shrink[0], shrink[1]
-                    else:
-                        for i in range(o_elements):
-                            unroll()
-                            o[i] *= shrink[i // 2 % 2]
                     stage, phase = following, next_phase
                 release(smem.q_empty[mine], thread)
-                if promote:
-                    weighted(product, p, ptx.shared_address(smem.v[stage]), False)
-                else:
-                    weighted(o, p, ptx.shared_address(smem.v[stage]), started)
+                settle(o, product, carry, shrink)
+                start(o, product, p, ptx.shared_address(smem.v[stage]))
                 total[0], total[1] = quad_sum(total[0]), quad_sum(total[1])
                 top, bottom = inverse(total[0]), inverse(total[1])
-                if promote:
-                    wait_o(product, 0)
-                    for i in range(o_elements):
-                        unroll()
-                        o[i] = o[i] * carry[i // 2 % 2] + product[i]
-                else:
-                    wait_o(o, 0)
+                finish(o, product)
+                settle_last(o, product, carry)
                 release(smem.v_empty[stage], thread)
                 row, head, batch = tile_of(turn)  # again, rather than in registers all the while
                 row = uint32(row + mine * uint32(GROUP_ROWS))
