@@ -32,6 +32,7 @@ _MOST_PLANS, _MOST_PLACES = 1024, 256  # kept for calls like one before
 _RING_BYTES = 192 * 1024  # of a block's tiles, of 227 KB that an SM has
 _SHARED_BYTES = 227 * 1024  # of an SM, some 1 KB a block aside
 _MOST_SPLITS = 128
+_MOST_BLOCKS = 65535  # in a grid's second and third dimension
 # What `splits_for` reckons with, of an H200: bytes a second, all in all and to an SM; and seconds: of a block besides
 # reading, for its start and its end; of a warp for a tile that is there; of the last block to merge, and for each part.
 _READ_RATE, _SM_RATE = 4.2e12, 45e9
@@ -349,6 +350,8 @@ def _extents(views: dict[str, ArrayView]) -> Extents:
         raise ValueError(f"{_CALLER}: q has the shape {q.shape}; (B, Hq, D) or (B, Sq, Hq, D) expected, none of them 0")
     batch, *queries, heads, head_dim = q.shape
     sq = queries[0] if queries else 1
+    if batch > _MOST_BLOCKS:
+        raise ValueError(f"{_CALLER}: {batch} sequences; at most {_MOST_BLOCKS}, a grid's extent: take several calls")
     if sq > MAX_QUERIES:
         raise ValueError(f"{_CALLER}: {sq} queries a sequence; at most {MAX_QUERIES}: this is for a few at the end")
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
@@ -372,8 +375,8 @@ def _extents(views: dict[str, ArrayView]) -> Extents:
 def _splits(options: Options, extents: Extents, tiling: Tiling) -> int:
     if options.splits is None:
         return splits_for(extents, tiling, multiprocessors())
-    if not 1 <= options.splits <= 65535:
-        raise ValueError(f"{_CALLER}: splits {options.splits}; 1 or more expected, 65535 at most")
+    if not 1 <= options.splits <= _MOST_BLOCKS:
+        raise ValueError(f"{_CALLER}: splits {options.splits}; 1 or more expected, {_MOST_BLOCKS} at most")
     return int(options.splits)
 
 
