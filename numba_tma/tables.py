@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import accuracy, tables_gemm, tables_movement, tables_timelines
+from . import accuracy, tables_gemm, tables_gpt2, tables_movement, tables_timelines
 from .report import markdown, seconds
 
 _COMPUTE_BOUND = 50  # flops a byte from which a problem's rate is given in TFLOP/s
@@ -384,6 +384,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "problems": _problems,
     "simulator speed": _simulator,
     **tables_gemm.TABLES,
+    **tables_gpt2.TABLES,
     **tables_movement.TABLES,
     **tables_timelines.TABLES,
 }

@@ -139,6 +139,34 @@ def decode_seconds(
     return {name: seconds / steps for name, seconds in found.items()}
 
 
+def launch_seconds(model: Model, batch: int, length: int) -> dict[str, Seconds]:
+    """Seconds of each launch of a prefill of `batch` prompts of `length` tokens, and of a decoding step behind all but
+    32 of them: each kind's of all layers one behind the other, in a graph, so that they overlap as alike ones do."""
+    session = Session(model, batch, prompt=length)
+    session.prefill(np.random.default_rng(1).integers(0, model.config.vocab_size, (batch, length - 32)))
+    found = {}
+    context = session.context_launches(session.sequence, session.lengths, length)
+    decode = session.decode_launches()
+    names = ("normalise 1", "c_attn", "attention", "c_proj", "normalise 2", "c_fc", "mlp_proj")
+    few = ("c_attn", "attention", "c_proj", "c_fc", "mlp_proj")
+    for name, launches, of_layer in (("prefill", context, names), ("decode", decode, few)):
+        layers = launches[1 : 1 + len(of_layer) * model.config.n_layer]
+        groups = {part: layers[i :: len(of_layer)] for i, part in enumerate(of_layer)}
+        groups["embed"] = launches[:1] * model.config.n_layer
+        groups["a layer"] = layers
+        groups["head"] = [session.head_launch(session.logits)] * model.config.n_layer
+        runs = {part: Launches(group, session.own_stream) for part, group in groups.items()}
+        for run in runs.values():
+            run()
+            run()
+        timings = bench.time_launches(runs, repeats=15, flush=False, stream=session.stream)
+        found[name] = {
+            part: timings[part].median / (model.config.n_layer if part == "a layer" else len(group))
+            for part, group in groups.items()
+        }
+    return found
+
+
 def _timed(candidates: dict[str, Callable[[], Any]], stream: int, repeats: int, warm_up: int = 3) -> Seconds:
     """Medians, in turn, everything on one stream."""
     import torch
@@ -263,6 +291,7 @@ PARTS: dict[str, Callable[[Weights, bool], Any]] = {
     "prefill": _named("8 x 1024 tokens", prefill_seconds, 8, 1024),
     "decode_1024": _named("8 sequences, 1024 positions", decode_seconds, 8, 1024, 800),
     "decode_256": _named("8 sequences, 256 positions", decode_seconds, 8, 256, 128),
+    "launches": lambda weights, _: launch_seconds(Model(weights), 8, 1024),
     "batches": lambda weights, _: batches_beside_ideal(Model(weights), 8, 1024, 256),
     "retrieval": lambda weights, _: retrieval_beside_ideal(Model(weights), 8, 512, 32, 16),
 }

@@ -1,0 +1,111 @@
+"""Tables of docs/gpt2.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .report import markdown, seconds
+
+RESULTS = "h200_gpt2.json"
+_PEERS = {
+    "transformers": "transformers, eager",
+    "torch": "PyTorch, eager",
+    "torch.compile": "torch.compile",
+    "torch, CUDA graph": "PyTorch, eager, as a CUDA graph",
+    "torch.compile, CUDA graph": "torch.compile, as a CUDA graph",
+    "ours": "this package",
+}
+_STAGES = ("prepare", "H2D", "compute", "D2H")
+_MODES = {
+    "serial_pageable": "serial, pageable memory",
+    "serial_pinned": "serial, pinned memory",
+    "three_streams": "three streams",
+    "producer": "three streams and a producer thread",
+}
+
+
+def _load(results: Path) -> dict[str, Any]:
+    return json.loads((results / RESULTS).read_text())
+
+
+def _prefill(results: Path) -> str:
+    found = _load(results)["prefill"]["seconds"]
+    rows = []
+    for name, words in _PEERS.items():
+        if f"{name}, last logits" in found:
+            row = [words]
+            for which in ("last", "all"):
+                took = found[f"{name}, {which} logits"]
+                row += [seconds(took), f"{took / found[f'ours, {which} logits']:.2f}×"]
+            rows.append(row)
+    return markdown(rows, ["8 × 1024 tokens", "last logits", "to ours", "all logits", "to ours"])
+
+
+def _decode(results: Path) -> str:
+    data = _load(results)
+    found = {words: data[name]["seconds"] for name, words in (("decode_1024", "1024"), ("decode_256", "256"))}
+    rows = []
+    for name, words in _PEERS.items():
+        row = [words]
+        for times in found.values():
+            row += [seconds(times[name]), f"{times[name] / times['ours']:.2f}×"] if name in times else ["", ""]
+        if any(row[1:]):
+            rows.append(row)
+    headers = [word for positions in found for word in (f"cache of {positions}", "to ours")]
+    return markdown(rows, ["a step of 8 sequences", *headers])
+
+
+def _launches(results: Path) -> str:
+    found = _load(results)["launches"]
+    parts = dict.fromkeys([*found["prefill"], *found["decode"]])
+    rows = [
+        [part, *(seconds(found[which][part]) if part in found[which] else "" for which in ("prefill", "decode"))]
+        for part in parts
+    ]
+    return markdown(rows, ["a launch of", "prefill, 8 × 1024", "decode, 8"])
+
+
+def _agreement(results: Path) -> str:
+    found = _load(results)["agreement"]
+    spread = found["standard deviation of logits"]
+    rows = [
+        [words, f"{found[name]:.4f}", f"{found[name] / spread:.3f}"]
+        for name, words in (
+            ("largest error of a logit", "this package"),
+            ("the same of transformers in bfloat16", "transformers in bfloat16"),
+        )
+    ]
+    rows.append(
+        ["tokens of another choice, where float32 is sure", f"{found['tokens_wrong']} of {found['tokens']}", ""]
+    )
+    return markdown(rows, ["against transformers in float32", "largest error", "in standard deviations"])
+
+
+def _pipeline(name: str) -> Callable[[Path], str]:
+    def table(results: Path) -> str:
+        found = _load(results)[name]
+        rows = []
+        for mode, words in _MODES.items():
+            for run in found.get(mode, []):
+                serial = {other["batches"]: other["seconds"] for other in found["serial_pinned"]}[run["batches"]]
+                use = [f"{run['busy_of_longest'][stage]:.0%}" for stage in _STAGES]
+                gain = f"{serial / run['seconds']:.2f}×"
+                rows.append(
+                    [words, run["batches"], seconds(run["seconds"]), gain, f"{run['share_of_ideal']:.1%}", *use]
+                )
+        return markdown(rows, ["", "batches", "time", "vs serial, pinned", "of ideal", *_STAGES])
+
+    return table
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "gpt2 prefill": _prefill,
+    "gpt2 decode": _decode,
+    "gpt2 launches": _launches,
+    "gpt2 agreement": _agreement,
+    "gpt2 batches": _pipeline("batches"),
+    "gpt2 retrieval": _pipeline("retrieval"),
+}

@@ -1,0 +1,55 @@
+"""Tables of docs/gpt2.md from data of known content."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from numba_tma.tables_gpt2 import RESULTS, TABLES
+
+RUN = {
+    "batches": 8,
+    "seconds": 0.0215,
+    "share_of_ideal": 0.975,
+    "busy_of_longest": {"prepare": 0.25, "H2D": 0.5, "compute": 1.0, "D2H": 0.75},
+}
+DATA = {
+    "prefill": {
+        "seconds": {
+            "ours, last logits": 2.12e-3,
+            "ours, all logits": 4.24e-3,
+            "torch, last logits": 3.18e-3,
+            "torch, all logits": 5.3e-3,
+        }
+    },
+    "decode_1024": {"seconds": {"ours": 2e-4, "torch, CUDA graph": 5e-4}},
+    "decode_256": {"seconds": {"ours": 1e-4}},
+    "launches": {"prefill": {"c_attn": 4.05e-5, "a layer": 2.5e-4}, "decode": {"c_attn": 3.21e-6}},
+    "agreement": {
+        "largest error of a logit": 0.03,
+        "the same of transformers in bfloat16": 0.04,
+        "standard deviation of logits": 0.5,
+        "tokens": 128,
+        "tokens_wrong": 0,
+    },
+    "batches": {"serial_pinned": [RUN | {"seconds": 0.043}], "producer": [RUN]},
+    "retrieval": {"serial_pinned": [RUN]},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("gpt2 prefill", ["PyTorch, eager", "3.18 ms", "1.50×", "5.3 ms", "1.25×"]),
+        ("gpt2 decode", ["PyTorch, eager, as a CUDA graph", "500 µs", "2.50×", "", ""]),
+        ("gpt2 launches", ["c_attn", "40.5 µs", "3.21 µs"]),
+        ("gpt2 agreement", ["this package", "0.0300", "0.060"]),
+        ("gpt2 batches", ["three streams and a producer thread", "8", "21.5 ms", "2.00×", "97.5%"]),
+        ("gpt2 retrieval", ["serial, pinned memory", "8", "21.5 ms", "1.00×", "97.5%", "25%", "50%", "100%", "75%"]),
+    ],
+)
+def test_tables(tmp_path, name, row):
+    (tmp_path / RESULTS).write_text(json.dumps(DATA))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLES[name](tmp_path).splitlines()]
+    assert any(found[: len(row)] == row for found in rows), rows
