@@ -1,0 +1,74 @@
+"""Gathering: convolutions of many forms, pages that are not there, and wrong arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from numba_tma.kernels.gather import paged, patches
+from numba_tma.kernels.gather.patches import Convolution
+
+FORMS = [
+    Convolution(filter=(1, 1), padding=(0, 0)),
+    Convolution(filter=(5, 3), padding=(2, 0), stride=(2, 3)),
+    Convolution(filter=(3, 3), padding=(2, 2), dilation=(2, 2)),
+    Convolution(filter=(4, 4), padding=(0, 1), stride=(1, 2), dilation=(1, 2)),
+]
+
+
+@pytest.mark.parametrize("variant", [variant.name for variant in patches.PROBLEM.variants])
+@pytest.mark.parametrize("convolution", FORMS, ids=str)
+def test_convolutions(convolution, variant, rng, in_simulator):
+    x = rng.integers(0, 256, (2, 9, 11, 16)).astype(np.uint8)
+    p, q = convolution.outputs(9, 11)
+    out = np.full((2 * p * q, convolution.taps * 16), 255, np.uint8)
+    patches.patches(x, out, convolution=convolution, variant=variant)
+    np.testing.assert_array_equal(out, patches.reference(x, convolution))
+
+
+@pytest.mark.parametrize(("variant", "options"), [("window", {"tile": (3, 5)}), ("im2col", {"pixels": 100})])
+def test_channels_in_several_tiles(variant, options, rng, in_simulator):
+    x = rng.standard_normal((1, 5, 6, 40), np.float32)
+    out = np.full((30, 9 * 40), np.nan, np.float32)
+    patches.patches(x, out, variant=variant, channels=16, **options)
+    np.testing.assert_array_equal(out, patches.reference(x, Convolution()))
+
+
+@pytest.mark.parametrize("variant", [variant.name for variant in paged.PROBLEM.variants])
+def test_pages_that_are_not_there(variant, rng, in_simulator):
+    cache = rng.standard_normal((4, 3, 2, 8)).astype(np.float16)
+    table = np.array([[3, -1], [-1, -1], [0, 3]], np.int32)
+    out = np.full((3, 2, 6, 8), np.nan, np.float16)
+    paged.paged(cache, table, out, variant=variant)
+    np.testing.assert_array_equal(out, paged.reference(cache, table))
+    assert not out[1].any()
+
+
+def test_nothing_to_gather(in_simulator):
+    patches.patches(np.zeros((0, 4, 4, 8), np.float32), np.zeros((0, 72), np.float32))
+    paged.paged(np.zeros((2, 4, 2, 8), np.float16), np.zeros((0, 3), np.int32), np.zeros((0, 2, 12, 8), np.float16))
+
+
+def test_wrong_arguments_are_named(in_simulator):
+    x, out = np.zeros((1, 4, 4, 8), np.float32), np.zeros((16, 72), np.float32)
+    cache, table = np.zeros((2, 4, 2, 8), np.float16), np.zeros((1, 3), np.int32)
+    for call, error, message in (
+        (lambda: patches.patches(x[0], out), ValueError, r"\(images, height, width, channels\) expected"),
+        (lambda: patches.patches(x, out[:, :8]), ValueError, r"float32 \(16, 72\) expected"),
+        (
+            lambda: patches.patches(x, out, convolution=Convolution(filter=(9, 1))),
+            ValueError,
+            "reaches over 9 pixels and an image of 4 with a padding of 1",
+        ),
+        (lambda: patches.patches(x, out, pixel=3), TypeError, "has no option 'pixel'; it has pixels, channels, stream"),
+        (
+            lambda: patches.patches(x[..., :3].copy(), out[:, :27].copy(), variant="vector"),
+            ValueError,
+            "pad the channels, or take variant 'plain'",
+        ),
+        (lambda: paged.paged(cache, table[0], cache), ValueError, "table is int32"),
+        (lambda: paged.paged(cache, table, cache), ValueError, r"float16 \(1, 2, 12, 8\) expected"),
+        (lambda: paged.paged(cache, [0], cache), TypeError, "table is a list"),
+    ):
+        with pytest.raises(error, match=message):
+            call()

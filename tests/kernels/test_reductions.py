@@ -1,0 +1,105 @@
+"""Reductions: contended places, indices outside, what is not aligned, and wrong arguments."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from numba_tma import pitched, use_backend
+from numba_tma.kernels.reductions import column_sums, histogram, scatter_add
+
+
+def names(problem):
+    return [variant.name for variant in problem.PROBLEM.variants]
+
+
+@pytest.mark.parametrize("variant", names(scatter_add))
+def test_scatter_adds_to_what_is_there_and_drops_what_is_outside(variant, rng, in_simulator):
+    x = rng.standard_normal((50, 36), np.float32)
+    index = rng.integers(-3, 8, 50).astype(np.int32)
+    out = rng.standard_normal((5, 36), np.float32)
+    expected = out + scatter_add.reference(x, index, 5)
+    scatter_add.scatter_add(x, index, out, variant=variant)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("variant", ["bulk", "tensor"])
+def test_scatter_add_of_other_types(dtype, variant, rng, in_simulator):
+    x = rng.integers(-4, 5, (30, 24)).astype(dtype)  # sums of few small integers are exact in all of them
+    index = rng.integers(0, 4, 30).astype(np.int32)
+    out = np.empty((4, 24), dtype)
+    scatter_add.scatter_add(x, index, out, variant=variant, zeros=True)
+    np.testing.assert_array_equal(out.astype(np.float64), scatter_add.reference(x, index, 4))
+
+
+def test_scatter_add_of_rows_of_any_length(rng, in_simulator):
+    x, out = pitched((20, 300 + 7), np.float32), pitched((3, 300 + 7), np.float32)
+    x[...], out[...] = rng.standard_normal(x.shape, np.float32), 0
+    index = rng.integers(0, 3, 20).astype(np.int32)
+    with use_backend("sim"), pytest.warns(UserWarning):  # what it adds to the padding are zeros
+        scatter_add.scatter_add(x, index, out, variant="tensor")
+    np.testing.assert_allclose(out, scatter_add.reference(x, index, 3), atol=1e-5)
+    with pytest.raises(ValueError, match=r"scatter_add\.bulk: x has rows of 1228 B.*'tensor' takes any length"):
+        scatter_add.scatter_add(x, index, out, variant="bulk")
+
+
+@pytest.mark.parametrize("variant", names(histogram))
+def test_histograms_of_one_value_and_of_none(variant, in_simulator):
+    out = np.empty((1, 256), np.uint32)
+    histogram.histogram(np.full(5003, 7, np.uint8), out, variant=variant)
+    assert out[0, 7] == 5003 == out.sum()
+    histogram.histogram(np.full(10, 9, np.uint8), out, variant=variant, zeros=False)
+    assert (out[0, 7], out[0, 9]) == (5003, 10)
+    histogram.histogram(np.zeros(0, np.uint8), out, variant=variant)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("variant", names(column_sums))
+def test_column_sums_of_nothing_and_of_one(variant, in_simulator):
+    out = np.full((1, 8), np.nan, np.float32)
+    column_sums.column_sums(np.zeros((0, 8), np.float32), out, variant=variant)
+    np.testing.assert_array_equal(out, np.zeros((1, 8)))
+    column_sums.column_sums(np.ones((1, 8), np.float32), out, variant=variant)
+    np.testing.assert_array_equal(out, np.ones((1, 8)))
+    column_sums.column_sums(np.zeros((8, 0), np.float32), np.zeros((1, 0), np.float32), variant=variant)
+
+
+def test_column_sums_of_columns_that_are_no_vectors(rng, in_simulator):
+    x, out = rng.standard_normal((40, 13), np.float32), np.empty((1, 13), np.float32)
+    column_sums.column_sums(x, out, variant="strips", strip=16)
+    np.testing.assert_allclose(out[0], x.astype(np.float64).sum(axis=0), atol=1e-4)
+    with pytest.raises(ValueError, match="13 float32.*variant 'strips', which takes any"):
+        column_sums.column_sums(x, out, variant="bulk")
+
+
+def test_wrong_arguments_are_named(in_simulator):
+    x, index, out = np.zeros((4, 8), np.float32), np.zeros(4, np.int32), np.zeros((2, 8), np.float32)
+    counts = np.zeros((1, 256), np.uint32)
+    for call, error, message in (
+        (lambda: scatter_add.scatter_add(x, index.astype(np.int64), out), ValueError, r"int32 \(4,\) expected"),
+        (lambda: scatter_add.scatter_add(x, index, out[:, :4]), ValueError, r"of shape \(any, 8\) expected"),
+        (lambda: scatter_add.scatter_add(x.astype(np.float64), index, out), ValueError, "x is float64"),
+        (
+            lambda: scatter_add.scatter_add(x.astype(np.float16), index, out.astype(np.float16), variant="plain"),
+            ValueError,
+            "this variant has atomics of float32, int32; 'bulk' has more",
+        ),
+        (lambda: histogram.histogram(x[0], counts), ValueError, "contiguous numbers of uint8 or uint16"),
+        (
+            lambda: histogram.histogram(np.zeros(64, np.uint8)[1:], counts),
+            ValueError,
+            "both must be multiples of 16 B",
+        ),
+        (
+            lambda: histogram.histogram(np.zeros(64, np.uint8), np.zeros((1, 10), np.uint32)),
+            ValueError,
+            "10 bins; a multiple of 4 up to 8192",
+        ),
+        (lambda: histogram.histogram(np.zeros(64, np.uint8), counts, stages=2, variant="plain"), TypeError, "stages"),
+        (lambda: column_sums.column_sums(x, out), ValueError, r"float32 \(1, 8\) expected"),
+        (lambda: column_sums.column_sums([1], out), TypeError, "of a list"),
+    ):
+        with pytest.raises(error, match=message):
+            call()

@@ -1,0 +1,130 @@
+"""softmax and rmsnorm: hard rows, rows that start anywhere, splits over clusters, and wrong arguments."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from numba_tma import driver, pitched, use_backend
+from numba_tma.device_array import DeviceArray
+from numba_tma.kernels.rows import binding, rmsnorm, row, softmax
+
+VARIANTS = [variant.name for variant in softmax.PROBLEM.variants]
+
+
+def softmaxed(x, variant=None, out=None, **options):
+    out = np.full(x.shape, np.nan, x.dtype) if out is None else out
+    softmax.softmax(x, out, variant=variant, **options)
+    return out
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_hard_rows(variant, in_simulator):
+    x = np.zeros((8, 64), np.float32)
+    x[0] = 1e30 * np.arange(64)  # the largest wins, far away
+    x[1] = -np.finfo(np.float32).max  # uniform, though the exponents' product with log2(e) overflows
+    x[2, 3:] = -np.inf  # three elements
+    x[3] = -np.inf
+    x[4, 5] = np.nan
+    x[5, 6] = np.inf
+    x[6] = 88.0 + np.arange(64)  # e^88 alone nearly overflows
+    out = softmaxed(x, variant)
+    np.testing.assert_allclose(out[0], np.eye(64)[63], atol=1e-30)
+    np.testing.assert_allclose(out[1], 1 / 64, rtol=1e-6)
+    np.testing.assert_allclose(out[2], np.r_[np.full(3, 1 / 3), np.zeros(61)], rtol=1e-6)
+    assert np.isnan(out[3:6]).all()
+    np.testing.assert_allclose(out[6:].astype(np.float64), softmax.reference(x[6:]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_matrix_of_nothing_and_of_one(variant, in_simulator):
+    for shape in ((0, 8), (8, 0), (0, 0)):
+        assert softmaxed(np.zeros(shape, np.float32), variant).shape == shape
+    np.testing.assert_array_equal(softmaxed(pitched((1, 1), np.float32), variant), [[1]])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_rows_that_start_anywhere(dtype, rng, in_simulator):
+    whole = rng.standard_normal((6, 2 * 331), np.float32).astype(dtype)
+    tolerance = softmax.TOLERANCES[np.dtype(dtype).name]
+    for x in (np.ascontiguousarray(whole[:, :331]), whole[:, ::2], whole.T[:331]):
+        expected = softmax.reference(x)
+        got = softmaxed(x).astype(np.float64)
+        assert np.abs(got - expected).max() <= tolerance * expected.max()
+        weight = rng.standard_normal(x.shape[1]).astype(dtype)
+        out = np.full(x.shape, np.nan, dtype)
+        rmsnorm.rmsnorm(x, weight, out, epsilon=0.5)
+        expected = rmsnorm.reference(x, weight, 0.5)
+        assert np.abs(out.astype(np.float64) - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_in_place(variant, rng, in_simulator):
+    x = rng.standard_normal((3, 260), np.float32)
+    expected = softmax.reference(x)
+    softmaxed(x, variant, out=x)
+    np.testing.assert_allclose(x, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cluster", [2, 16])
+@pytest.mark.parametrize("columns", [5, 1000])
+def test_clusters_with_blocks_that_have_nothing(cluster, columns, rng, in_simulator):
+    x = pitched((3, columns), np.float32)
+    x[...] = rng.standard_normal(x.shape, np.float32)
+    out = pitched(x.shape, np.float32)
+    softmaxed(x, "cluster", out, cluster=cluster, threads=32)
+    np.testing.assert_allclose(out, softmax.reference(x), rtol=1e-5)
+    softmaxed(x, "ring", out, cluster=cluster, threads=32, clusters=2, stages=2)
+    np.testing.assert_allclose(out, softmax.reference(x), rtol=1e-5)
+
+
+def test_a_row_taken_twice_from_shared_memory(rng, in_simulator):
+    x, out = rng.standard_normal((2, 1028), np.float32), np.empty((2, 1028), np.float32)
+    kernel = row.make_row("softmax", "float32", 32, 2, held=False, part_bytes=2064, cluster=2)
+    kernel[4](x, out)
+    np.testing.assert_allclose(out, softmax.reference(x), rtol=1e-5)
+
+
+def test_splits_fit_and_say_where_they_do_not():
+    for vectors in (1, 31, 32, 33, 1000, 4096, 4097, 65536):
+        cluster, threads, passes = binding.split(vectors)
+        assert threads % 32 == 0
+        assert cluster * threads * passes >= vectors
+        assert passes * threads * binding.VECTOR <= binding.PART_BYTES
+    with pytest.raises(ValueError, match=r"16 are the most: take a larger cluster \(up to 16\), or variant 'online'"):
+        binding.split(1 << 20)
+
+
+def test_wrong_arguments_are_named(in_simulator):
+    x = np.zeros((4, 64), np.float32)
+    for arguments, options, error, message in (
+        (([1.0], x), {}, TypeError, "x is a list"),
+        ((x, x[:2]), {}, ValueError, "softmax: out is float32"),
+        ((x.astype(np.float64), x), {}, ValueError, "x is float64; float32, float16, bfloat16 are what there is"),
+        ((x[0], x[0]), {}, ValueError, r"x has the shape \(64,\); a matrix"),
+        ((x, x), {"variant": "fast"}, KeyError, "has no variant 'fast'"),
+        ((x, x), {"variant": "bulk", "cluster": 2}, TypeError, "has no option 'cluster'; it has threads, min_blocks"),
+        ((x[:, 1:], x[:, 1:].copy()), {"variant": "bulk"}, ValueError, "must be contiguous and start on a multiple"),
+    ):
+        with pytest.raises(error, match=message):
+            softmax.softmax(*arguments, **options)
+    with pytest.raises(ValueError, match=r"rmsnorm: weight is float32 \(63,\); float32 \(64,\) expected"):
+        rmsnorm.rmsnorm(x, x[0, 1:], x)
+
+
+@pytest.mark.gpu
+def test_more_than_two_to_the_31_elements():
+    rows, columns = 32769, 65536
+    free = driver.check(driver._driver().cuMemGetInfo(), "cuMemGetInfo")[0]
+    if free < 5 * rows * columns:
+        pytest.skip(f"{free >> 30} GiB of free memory are too few")
+    x, out = DeviceArray.empty((rows, columns), np.float16), DeviceArray.empty((rows, columns), np.float16)
+    driver.check(driver._driver().cuMemsetD16(x.__cuda_array_interface__["data"][0], 0x3C00, rows * columns), "memset")
+    with use_backend("gpu"):
+        for variant in ("online", "cluster", "ring"):
+            out.poison()
+            softmax.softmax(x, out, variant=variant)
+            last = out.__cuda_array_interface__["data"][0] + 2 * (rows - 1) * columns
+            found = driver.copy_to_host(last, 2 * columns).view(np.float16)
+            np.testing.assert_array_equal(found, np.float16(1 / columns))
