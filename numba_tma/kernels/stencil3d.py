@@ -41,11 +41,13 @@ from ..pitch import pitched
 from ..shared import Barriers, Buffer, Shared, Tiles
 from ..tensor_map import TensorMap
 from ..unroll import unroll
+from .copy import blocks_for
 from .problem import Case, Problem, Variant, check_options
 
 POINTS = (7, 27)
 FILLS = {"zero": 0.0, "nan": float("nan")}
 VECTOR = 4  # float32 in 16 bytes: what a thread takes of a row, and the halo in x
+IN_FLIGHT = 40 * 1024  # bytes that each SM should have asked for: less leaves memory idle, more makes it slower
 WEIGHTS = {7: (-6.0, 1.0, 0.0, 0.0), 27: (-64 / 15, 7 / 15, 1 / 10, 1 / 30)}  # Laplace's operator
 
 
@@ -203,7 +205,7 @@ def threads_for(tile: tuple[int, int], rows: int) -> int:
 
 
 @functools.cache
-def make_shared(points: int, tile: tuple[int, int] = (8, 64), rows: int = 2) -> Kernel:
+def make_shared(points: int, tile: tuple[int, int] = (8, 64), rows: int = 1) -> Kernel:
     """A plane's tile and halo in shared memory, loaded by all threads with guards: load, barrier, compute, barrier."""
     threads, (height, width) = threads_for(tile, rows), tile_shape(tile)
     own_width = tile[1] + 2
@@ -246,7 +248,7 @@ def make_shared(points: int, tile: tuple[int, int] = (8, 64), rows: int = 2) -> 
 
 
 @functools.cache
-def make_stages(points: int, tile: tuple[int, int] = (16, 64), rows: int = 2, stages: int = 4) -> Kernel:
+def make_stages(points: int, tile: tuple[int, int] = (16, 128), rows: int = 4, stages: int = 2) -> Kernel:
     """The copy engine brings planes of the tile with their halo; one stage is no overlap, more are planes in flight."""
     threads, lanes, count = threads_for(tile, rows), tile[1] // VECTOR, rows * VECTOR
     smem = Shared(planes=Tiles(stages, tile_shape(tile), float32), full=Barriers(stages))
@@ -296,7 +298,7 @@ def make_stages(points: int, tile: tuple[int, int] = (16, 64), rows: int = 2, st
 
 
 @functools.cache
-def make_ring(points: int, tile: tuple[int, int] = (16, 64), rows: int = 2, stages: int = 4) -> Kernel:
+def make_ring(points: int, tile: tuple[int, int] = (16, 128), rows: int = 4, stages: int = 2) -> Kernel:
     """A producer warp issues the copies; the others hand planes back by barriers, with no block barrier."""
     threads, lanes, count = threads_for(tile, rows), tile[1] // VECTOR, rows * VECTOR
     smem = Shared(planes=Tiles(stages, tile_shape(tile), float32), full=Barriers(stages), empty=Barriers(stages))
@@ -376,6 +378,14 @@ def _grid(shape: tuple[int, int, int], tile: tuple[int, int], depth: int) -> tup
     return grid
 
 
+def default_depth(shape: tuple[int, int, int], tile: tuple[int, int], stages: int) -> int:
+    """Planes along z for a block, so that the blocks of an SM have `IN_FLIGHT` bytes on their way at any time."""
+    height, width = tile_shape(tile)
+    resident = max(1, round(IN_FLIGHT / (4 * stages * height * width)))
+    tiles = -(-shape[1] // tile[0]) * -(-shape[2] // tile[1])
+    return -(-shape[0] // max(1, blocks_for(shape[0] * tiles, resident) // tiles))
+
+
 def _weights(points: int) -> tuple[np.float32, ...]:
     if points not in POINTS:
         raise ValueError(f"points {points!r}: 7 or 27")
@@ -409,8 +419,8 @@ def _bind_shared(
     points: int = 7,
     fill: str = "zero",
     tile: tuple[int, int] = (8, 64),
-    rows: int = 2,
-    depth: int = 64,
+    rows: int = 1,
+    depth: int = 32,
     stream: object = None,
 ) -> Callable[[], Any]:
     check_tile(tile, rows)
@@ -426,14 +436,15 @@ def _bind_maps(make: Callable[..., Kernel], stages: int) -> Callable[..., Callab
         *,
         points: int = 7,
         fill: str = "zero",
-        tile: tuple[int, int] = (16, 64),
-        rows: int = 2,
+        tile: tuple[int, int] = (16, 128),
+        rows: int = 4,
         stages: int = stages,
-        depth: int = 64,
+        depth: int | None = None,
         stream: object = None,
     ) -> Callable[[], Any]:
         check_tile(tile, rows)
         _fill(fill)
+        depth = depth or default_depth(view(arrays["source"]).shape, tile, stages)
         source_map = TensorMap(arrays["source"], (1, *tile_shape(tile)), fill=fill, store=False)
         grid = _grid(view(arrays["source"]).shape, tile, depth)
         return make(points, tile, rows, stages)[grid, None, stream].bind(
@@ -532,8 +543,8 @@ PROBLEM = Problem(
         Variant("plain", "ld/st", "a thread a point, each neighbour loaded with a guard", _bind_plain, baseline=True),
         Variant("shared", "ld/st", "along z; a plane's tile and halo in shared memory", _bind_shared),
         Variant("tma", "TMA", "3-D boxes; the copy engine fills the halo outside", _bind_maps(make_stages, 1)),
-        Variant("stages", "TMA", "several planes in flight", _bind_maps(make_stages, 4)),
-        Variant("ring", "TMA", "a producer warp, no block barrier", _bind_maps(make_ring, 4)),
+        Variant("stages", "TMA", "several planes in flight", _bind_maps(make_stages, 2)),
+        Variant("ring", "TMA", "a producer warp, no block barrier", _bind_maps(make_ring, 2)),
     ),
     cases={
         ("default", "sim"): [_case((40, 40, 100), 7), _case((9, 21, 77), 27)],

@@ -84,6 +84,19 @@ def test_no_bank_is_asked_twice_for_rows_of_four(rng):
     assert by_width == {4: {1.0}, 1: {4.0}}
 
 
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_depth_keeps_bytes_in_flight(stages):
+    """On 132 SMs: as many blocks as it takes, none of them without a plane."""
+    height, width = stencil3d.tile_shape((16, 128))
+    for shape in ((512, 512, 512), (127, 253, 509), (3, 16, 128), (4096, 16, 128)):
+        depth = stencil3d.default_depth(shape, (16, 128), stages)
+        tiles = -(-shape[1] // 16) * -(-shape[2] // 128)
+        blocks = tiles * -(-shape[0] // depth)
+        assert 1 <= depth <= shape[0]
+        assert blocks * 4 * height * width * stages <= 1.1 * 132 * stencil3d.IN_FLIGHT
+    assert stencil3d.default_depth((512, 512, 512), (16, 128), stages) == 128 * stages
+
+
 def test_of_nothing(in_simulator):
     for shape in ((0, 8, 8), (8, 0, 8), (8, 8, 0)):
         for variant in VARIANTS:

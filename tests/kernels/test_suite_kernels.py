@@ -178,7 +178,7 @@ def square_map(rows=128):
 
 
 def plane_map():
-    return TensorMap(GRID, (1, *stencil3d.tile_shape((16, 64))), store=False)
+    return TensorMap(GRID, (1, *stencil3d.tile_shape((16, 128))), store=False)
 
 
 def rows_maps(cluster):
@@ -255,8 +255,8 @@ COMPILED = {
         )
         for name, make, stages in (
             ("tma", stencil3d.make_stages, 1),
-            ("stages", stencil3d.make_stages, 4),
-            ("ring", stencil3d.make_ring, 4),
+            ("stages", stencil3d.make_stages, 2),
+            ("ring", stencil3d.make_ring, 2),
         )
     },
     "multicast.plain": (multicast.make_plain, lambda: (FLOATS, FLOATS, FLOATS), "sm_80", ("LDG.E", "STG.E"), ("LDS",)),
