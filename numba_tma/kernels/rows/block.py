@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numba import cuda
-from numba.cuda.types import float32, uint32
+from numba.cuda.types import float32, uint32, uint64
 
 from ... import ptx
 from ...launch import Kernel, kernel
@@ -62,16 +62,74 @@ def make_together(op: Operation, smem: Shared, threads: int, cluster: int = 1) -
     return together
 
 
-def operation_kernel(op: Operation, body: Callable, name: str, **options: object) -> Kernel:
-    """The kernel around `body(x, weight, out, inverse, epsilon)`, with the arguments that the operation needs."""
-    if op.weighted:
+def make_across_grid(op: Operation, smem: Shared, threads: int) -> tuple[Callable, Callable]:
+    """ticket(…) and across(…): a row over blocks that need not be one cluster, and meet in global memory.
+
+    ticket(state, rows, parts, thread): the row and the part of it that are this block's. Blocks draw numbers, so that
+    whoever waits for the others of a row knows them to have begun, in whichever order the GPU starts blocks.
+    across(state, pairs, row, part, parts, thread, a, b): the pair of the whole row in every thread, from the block's.
+
+    `pairs` is float32 (rows, parts, 2). `state` is uint32 (rows + 1): for each row how many blocks have brought their
+    pair, and then how many have taken all of them; behind them the next number. All are zero before and afterwards.
+    """
+
+    @cuda.jit(device=True, forceinline=True)
+    def ticket(state, rows, parts, thread):
+        if thread == 0:
+            number = cuda.atomic.add(state, rows, uint32(1))
+            if number == uint32(rows * parts) - uint32(1):
+                state[rows] = uint32(0)
+            smem.number[0] = number
+        cuda.syncthreads()
+        number = smem.number[0]
+        row = uint32(number // parts)
+        return row, uint32(number - row * parts)
+
+    @cuda.jit(device=True, forceinline=True)
+    def across(state, pairs, row, part, parts, thread, a, b):
+        if thread == 0:
+            pairs[row, part, 0], pairs[row, part, 1] = a, b
+            cuda.threadfence()
+            cuda.atomic.add(state, row, uint32(1))
+            arrived = ptx.global_address(state) + uint64(row) * uint64(4)
+            while ptx.ld_acquire_gpu_global_u32(arrived) < parts:
+                pass
+        cuda.syncthreads()
+        a, b = float32(op.missing), float32(0)
+        for i in range(uint32(thread % uint32(_WARP)), parts, uint32(_WARP)):
+            a, b = op.merge(a, b, pairs[row, i, 0], pairs[row, i, 1])
+        a, b = op.warp(a, b)
+        cuda.syncthreads()
+        if thread == 0:
+            taken = cuda.atomic.add(state, row, uint32(1))
+            if taken == uint32(parts + parts) - uint32(1):
+                state[row] = uint32(0)
+        return a, b
+
+    return ticket, across
+
+
+def operation_kernel(op: Operation, body: Callable, name: str, grid: bool = False, **options: object) -> Kernel:
+    """The kernel around `body(x, weight, out, inverse, epsilon, pairs, state, parts)`, with what it needs of these.
+
+    Without `grid` it lacks the last three.
+    """
+    if grid and op.weighted:
+
+        def run(x, weight, out, inverse, epsilon, pairs, state, parts):
+            body(x, weight, out, inverse, epsilon, pairs, state, parts)
+    elif grid:
+
+        def run(x, out, pairs, state, parts):
+            body(x, out, out, float32(0), float32(0), pairs, state, parts)
+    elif op.weighted:
 
         def run(x, weight, out, inverse, epsilon):
-            body(x, weight, out, inverse, epsilon)
+            body(x, weight, out, inverse, epsilon, x, x, 1)
     else:
 
         def run(x, out):
-            body(x, out, out, float32(0), float32(0))
+            body(x, out, out, float32(0), float32(0), x, x, 1)
 
     run.__name__ = run.__qualname__ = f"{op.name}_{name}"
     return kernel(run, **options)

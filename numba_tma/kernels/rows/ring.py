@@ -103,7 +103,7 @@ def make_ring(
         pairs=pairs_buffer(threads, cluster),
         full=Barriers(stages),
     )
-    share = make_share(width, cluster)
+    share = make_share(width)
     together = make_together(op, smem, threads, cluster)
     load, store = _make_part(op, vectors, smem, threads, passes)
     load_weights = _make_weights(op, vectors, threads, passes)
@@ -117,7 +117,7 @@ def make_ring(
             ptx.cp_async_bulk_shared_global(smem.part[stage], source, uint32(own * uint32(16)), bar)
 
     @cuda.jit(device=True, forceinline=True)
-    def body(x, weight, out, inverse, epsilon):
+    def body(x, weight, out, inverse, epsilon, pairs, state, parts):
         values = cuda.local.array(count, float32)
         weights = cuda.local.array(words, uint32)
         thread = uint32(cuda.threadIdx.x)
@@ -127,7 +127,7 @@ def make_ring(
         rows = uint32(x.shape[0])
         row = uint32(uint32(cuda.blockIdx.x) // uint32(cluster))
         step = uint32(uint32(cuda.gridDim.x) // uint32(cluster))
-        first, own, end, has_end = share(uint32(x.shape[1]), thread, rank)
+        first, own, end, has_end = share(uint32(x.shape[1]), thread, rank, uint32(cluster))
 
         ahead = row
         if thread == 0:

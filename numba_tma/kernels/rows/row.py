@@ -21,28 +21,28 @@ from numba.cuda.types import float32, uint32, uint64
 from ... import ptx
 from ...launch import Kernel
 from ...pipeline import mbarrier_wait
-from ...shared import Barriers, Shared, Tiles
+from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
-from .block import make_together, operation_kernel, pairs_buffer
+from .block import make_across_grid, make_together, operation_kernel, pairs_buffer
 from .operation import MAKERS
 from .vectors import make_vectors
 
 
-def make_share(width: int, cluster: int) -> Callable:
-    """share(columns, thread, rank): a block's first vector, how many it has, and the thread's single element.
+def make_share(width: int) -> Callable:
+    """share(columns, thread, rank, parts): a block's first vector, how many it has, and the thread's single element.
 
     Parts are equal, but for the last. `end` is the column of the element behind the row's whole vectors that is this
     thread's, `has_end` whether it has one.
     """
 
     @cuda.jit(device=True, forceinline=True)
-    def share(columns, thread, rank):
+    def share(columns, thread, rank, parts):
         whole = uint32(columns // uint32(width))
-        part = uint32(uint32(whole + uint32(cluster - 1)) // uint32(cluster))
+        part = uint32(uint32(whole + parts - uint32(1)) // parts)
         first = uint32(min(uint32(rank * part), whole))
         own = uint32(min(part, uint32(whole - first)))
         end = uint32(whole * uint32(width) + thread)
-        has_end = rank == uint32(cluster - 1) and end < columns
+        has_end = rank == uint32(parts - uint32(1)) and end < columns
         return first, own, end, has_end
 
     return share
@@ -58,6 +58,7 @@ def make_row(
     held: bool = True,
     part_bytes: int = 0,
     cluster: int = 1,
+    grid: bool = False,
     min_blocks: int = 1,
     single: bool = False,
 ) -> Kernel:
@@ -71,6 +72,7 @@ def make_row(
         held: in registers; else each vector is taken twice.
         part_bytes: shared memory for a block's part of the row; with 0 it is taken from global memory.
         cluster: blocks that share a row, up to 16.
+        grid: any number of blocks share a row and meet in global memory; the kernel has three arguments more.
         min_blocks: blocks that an SM is to hold.
         single: single elements from global memory instead of vectors: rows may start anywhere and have any strides.
     """
@@ -84,9 +86,12 @@ def make_row(
     members = {"pairs": pairs_buffer(threads, cluster)}
     if by_engine:
         members |= {"part": Tiles(1, (part_bytes,), np.uint8), "full": Barriers(1)}
+    if grid:
+        members |= {"number": Buffer(1, np.uint32)}
     smem = Shared(**members)
     together = make_together(op, smem, threads, cluster)
-    share = make_share(width, cluster)
+    ticket, across = make_across_grid(op, smem, threads)
+    share = make_share(width)
 
     @cuda.jit(device=True, forceinline=True)
     def fetch(source, own):
@@ -140,7 +145,7 @@ def make_row(
                     access.store_global(target + uint64(vector) * uint64(16), values, i * width)
 
     @cuda.jit(device=True, forceinline=True)
-    def body(x, weight, out, inverse, epsilon):
+    def body(x, weight, out, inverse, epsilon, pairs, state, parts):
         values = cuda.local.array(count, float32)
         weights = cuda.local.array(words, uint32)
         thread = uint32(cuda.threadIdx.x)
@@ -148,8 +153,12 @@ def make_row(
         if cluster > 1:
             rank = ptx.cluster_ctarank()
             ptx.barrier_cluster_arrive()
-        row = uint32(uint32(cuda.blockIdx.x) // uint32(cluster))
-        first, own, end, has_end = share(uint32(x.shape[1]), thread, rank)
+        row, parts = uint32(uint32(cuda.blockIdx.x) // uint32(cluster)), uint32(parts)
+        if grid:
+            row, rank = ticket(state, uint32(x.shape[0]), parts, thread)
+        else:
+            parts = uint32(cluster)
+        first, own, end, has_end = share(uint32(x.shape[1]), thread, rank, parts)
         source = ptx.global_address(x) + uint64(row) * uint64(x.strides[0]) + uint64(first) * uint64(16)
         target = ptx.global_address(out) + uint64(row) * uint64(out.strides[0]) + uint64(first) * uint64(16)
         weight_address = ptx.global_address(weight) + uint64(first) * uint64(16)
@@ -184,6 +193,8 @@ def make_row(
         if cluster > 1:
             ptx.barrier_cluster_wait()
         a, b = together(uint32(0), thread, rank, own_a, own_b)
+        if grid:
+            a, b = across(state, pairs, row, rank, parts, thread, a, b)
 
         if held:
             factor = op.factor(own_a, a, b, inverse, epsilon)
@@ -204,11 +215,12 @@ def make_row(
                 value *= float32(weight[end])
             out[row, end] = value
 
-    name = "cluster" if cluster > 1 else "bulk" if by_engine else "registers" if held else "online"
+    name = "grid" if grid else "cluster" if cluster > 1 else "bulk" if by_engine else "registers" if held else "online"
     return operation_kernel(
         op,
         body,
         name,
+        grid,
         threads=threads,
         shared=smem,
         cluster=cluster if cluster > 1 else None,
