@@ -85,7 +85,10 @@ def make_scores(head_dim: int, keys: int) -> Callable:
 
 @functools.cache
 def make_weighted(head_dim: int, keys: int) -> Callable:
-    """Make `weighted(o, p, v, add)`: start O = P V, or O += P V, as one group.
+    """Make `weighted(o, p, v, add)`: start O = P V, or O += P V, a group for each 32 keys.
+
+    ptxas makes groups of them in any case, as their operand A is in registers, and counts these where one waits for all
+    groups but some: for the scores before them, but none of these, it takes their right number.
 
     `o` is an accumulator of head_dim / 2; `p` a local array of keys / 8 uint32, four weights each; `v` the shared
     address of keys / 16 chunks of `head_dim` columns.
@@ -104,7 +107,7 @@ def make_weighted(head_dim: int, keys: int) -> Callable:
             unroll()
             i = 4 * step
             mma(o, p[i], p[i + 1], p[i + 2], p[i + 3], v + uint64(step * step_units), add or step > 0)
-        ptx.wgmma_commit_group()
+            ptx.wgmma_commit_group()
 
     return weighted
 
@@ -483,6 +486,7 @@ def make_fp8(
     """
     consumers, pair = 2, 2 * WARPGROUP
     score_elements, o_elements, p_elements = keys // 2, head_dim // 2, keys // 8
+    behind_scores = keys // _STEP  # groups
     product_elements = o_elements if promote else 1
     fewer, more = registers
     scores = make_scores(head_dim, keys)
@@ -591,7 +595,7 @@ def make_fp8(
                     start(o, product, p, ptx.shared_address(smem.v[stage]))
                     if ping_pong:
                         ptx.bar_arrive(uint32(uint32(2) - mine), pair)
-                    wait_scores(s, 1)
+                    wait_scores(s, behind_scores)
                     release(smem.k_empty[following], thread)
                     key, end = int32(block * uint32(keys)), int32(uint32(block + uint32(1)) * uint32(keys))
                     if end > all_end or (left and key < all_first):
