@@ -168,11 +168,16 @@ def variants(operation: str) -> tuple[Variant, ...]:
     )
 
 
-def choose(o: Operands) -> str:
-    """The variant for these arrays where none is asked for."""
+def bind(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
+    """What binds a variant."""
+    return next(v.bind for v in variants(operation) if v.name == variant)
+
+
+def choose(o: Operands) -> tuple[str, dict[str, Any]]:
+    """The variant for these arrays where none is asked for, and its options: what was fastest on an H200."""
     if not o.aligned or o.vectors * VECTOR > PART_BYTES * MAX_CLUSTER:
-        return "online"
-    return "ring"
+        return "online", {}
+    return ("bulk" if o.vectors * VECTOR <= PART_BYTES else "ring"), {}
 
 
 def run(
@@ -188,7 +193,10 @@ def run(
         raise KeyError(f"{operation} has no variant {variant!r}; it has {', '.join(named)}")
     try:
         o = operands(given)
-        chosen = named[variant or choose(o)]
+        if variant is None:
+            variant, chosen_options = choose(o)
+            options = {**chosen_options, **options}
+        chosen = named[variant]
         known = {name: value for name, value in options.items() if name != "epsilon"}
         check_options(operation, chosen, known, OPTIONS[chosen.name])
         if o.rows and o.columns:
