@@ -15,6 +15,7 @@ from numba_tma.gpt2.config import Config
 from numba_tma.gpt2.model import Model, PromptError, Session, padded, unpadded
 from numba_tma.gpt2.weights import random_weights
 
+pytestmark = pytest.mark.filterwarnings("error")  # a hazard
 TOLERANCE = 0.04  # of the logits' standard deviation
 
 

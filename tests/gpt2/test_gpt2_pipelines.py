@@ -7,6 +7,7 @@ import pytest
 
 from numba_tma.gpt2 import reference
 from numba_tma.gpt2.batches import BatchInference
+from numba_tma.gpt2.benchmark import batches_beside_ideal, retrieval_beside_ideal
 from numba_tma.gpt2.config import Config
 from numba_tma.gpt2.model import PromptError, Session
 from numba_tma.gpt2.retrieval import Request, Retrieval, Store, make_index
@@ -15,6 +16,7 @@ from numba_tma.overlap import BatchError, Model
 
 CONFIG = Config(n_layer=1, n_head=2, n_embd=64, n_positions=48, vocab_size=211)
 
+pytestmark = pytest.mark.filterwarnings("error")  # a hazard
 TOLERANCE = 0.04  # of the logits' standard deviation, as for the model
 
 
@@ -112,3 +114,15 @@ def test_what_does_not_fit(rng, model):
             list(retrieval.run([[Request(np.ones(8), [1]), Request(np.ones(8), [1] * 7)]]))
         with pytest.raises(BatchError, match="1 requests in a batch of 2"):
             list(retrieval.run([[Request(np.ones(8), [1])]]))
+
+
+@pytest.mark.full
+def test_what_is_measured_of_pipelines(model):
+    """On the model of the engines: in overlapping modes no stage waits but for the longest."""
+    machine = {"model": Model(compute=1e-5)}
+    runs = batches_beside_ideal(model, 2, 12, 4, (3,), **machine)
+    assert set(runs) == {"serial_pageable", "serial_pinned", "three_streams", "producer"}
+    assert runs["producer"][0]["share_of_ideal"] == pytest.approx(1)
+    found = retrieval_beside_ideal(model, 2, 16, 6, 2, documents=2, vectors=100, dimensions=8, counts=(3,), **machine)
+    assert found["producer"][0]["share_of_ideal"] == pytest.approx(1)
+    assert found["serial_pinned"][0]["seconds"] >= found["producer"][0]["seconds"]
