@@ -5,7 +5,8 @@
     tokens = session.generate(prompts, 32)
 
 The residual stream, the weights, the cache and all activations are bfloat16 (the residual float32 if asked for); every
-sum is float32: of products, in the normalisation and the softmax. Gains, shifts and biases are float32.
+sum is float32: of products, in the normalisation and the softmax. Biases are float32. A normalisation's gain and shift
+are part of the weight and bias that follow it.
 
 Prompts of different lengths are padded on the right. A query sees no key behind it, so that padding changes nothing of
 what comes before it, and positions need no correction; the cache holds it until new tokens overwrite it.
@@ -225,6 +226,8 @@ class Session:
         Raises:
             PromptError: as `prefill` and `decode`.
         """
+        if count < 1:
+            raise PromptError(f"{count} tokens to generate: 1 or more expected")
         self.prefill(prompts)
         self.decode(count - 1)
         sequence = memory.to_host(self.sequence, self.stream)

@@ -104,6 +104,8 @@ def test_wrong_prompts(rng, model):
             session.prefill(prompts)
     with pytest.raises(PromptError, match="positions 49"):
         Session(model, 1, positions=49)
+    with pytest.raises(PromptError, match="0 tokens to generate"):
+        session.generate([[1], [2]], 0)
     session.prefill(prompts_of(rng, (10, 4)))
     with pytest.raises(PromptError, match="11 steps after 10 tokens: the session has 20"):
         session.decode(11)
