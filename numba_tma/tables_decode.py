@@ -1,4 +1,4 @@
-"""The table of docs/attention_decode.md: `decode` at many extents, beside torch's attention."""
+"""Tables of docs/attention_decode.md: `decode` at many extents, beside torch's attention, and what L2 fetches."""
 
 from __future__ import annotations
 
@@ -47,4 +47,18 @@ def _speed(results: Path) -> str:
     return speed(measured["decode_speed"], fastest)
 
 
-TABLES: dict[str, Callable[[Path], str]] = {"decode speed": _speed}
+def promotion(records: Sequence[Mapping[str, Any]]) -> str:
+    """TB/s of each case by what the tensor maps promote fetches to."""
+    rows = []
+    for r in records:
+        extents = [r["batch"], f"{r['capacity']:,}", f"{r['kv_heads']} × {r['group']}", r["head_dim"]]
+        rows.append([*extents, *(f"{r['bytes'] / value / 1e12:.2f}" for value in r["seconds"].values())])
+    names = [f"`{name}`, TB/s" for name in records[0]["seconds"]]
+    return markdown(rows, ["batch", "capacity", "heads of keys × group", "D", *names])
+
+
+def _promotion(results: Path) -> str:
+    return promotion(json.loads((results / FILE).read_text())["decode_promotion"])
+
+
+TABLES: dict[str, Callable[[Path], str]] = {"decode promotion": _promotion, "decode speed": _speed}

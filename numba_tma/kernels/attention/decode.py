@@ -32,7 +32,6 @@ _MOST_PLANS, _MOST_PLACES = 1024, 256  # kept for calls like one before
 _RING_BYTES = 192 * 1024  # of a block's tiles, of 227 KB that an SM has
 _SHARED_BYTES = 227 * 1024  # of an SM, some 1 KB a block aside
 _MOST_SPLITS = 128
-_L2_PROMOTION = "128B"  # of a box's rows, as they are: fetched by 256 bytes they come at 0.91 of the rate
 _MOST_BLOCKS = 65535  # in a grid's second and third dimension
 # What `splits_for` reckons with, of an H200: bytes a second, all in all and to an SM; and seconds: of a block besides
 # reading, for its start and its end; of a warp for a tile that is there, and for each element of K in it; of the last
@@ -144,6 +143,7 @@ class Options:
     keys: int | None = None
     warps: int | None = None
     stages: int | None = None
+    l2_promotion: str = "128B"  # a box's rows
 
 
 class Plan:
@@ -177,7 +177,7 @@ class Plan:
         self.splits = splits = _splits(options, extents, tiling)
         window = _window(options.window)
         cache = Cache.of(tiling.keys, page_size)
-        self._box = (1, cache.box_rows, 1, BOX)
+        self._box, self._l2_promotion = (1, cache.box_rows, 1, BOX), options.l2_promotion
         kernel = make_split_kv(
             found.dtype.name, window != UNBOUNDED, extents.sq > 1, scores.capped, extents.group, cache, tiling
         )
@@ -204,7 +204,7 @@ class Plan:
     ) -> Callable[[], Any]:
         """A launch for arrays where they are now; it keeps the workspace alive, not the arrays."""
         maps = (
-            TensorMap(seen(x), self._box, swizzle="128B", l2_promotion=_L2_PROMOTION, store=False)
+            TensorMap(seen(x), self._box, swizzle="128B", l2_promotion=self._l2_promotion, store=False)
             for x in (k_cache, v_cache)
         )
         return self._on(stream).bind(
@@ -323,7 +323,7 @@ def bind_decode(
     Args:
         q, k_cache, v_cache, lengths, out, lse, page_table, stream: as `decode` takes them.
         options: `scale`, `soft_cap`, `window` and `splits` of `decode`; and how the kernel is cut: `keys` of a tile
-            (16, 32, 64 or 128), `warps` of a block and `stages` of a warp's ring.
+            (16, 32, 64 or 128), `warps` of a block, `stages` of a warp's ring, and the tensor maps' `l2_promotion`.
 
     Raises:
         TypeError: not arrays, or no such option.

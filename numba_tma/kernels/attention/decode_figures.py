@@ -98,6 +98,18 @@ def read_rate(nbytes: int = 1 << 32) -> list[Record]:
     return [{"what": name, "bytes": nbytes, "seconds": timing.median} for name, timing in timings.items()]
 
 
+def promotion(repeats: int = 9) -> list[Record]:
+    """`decode` with tensor maps that have L2 fetch more than is asked for, or no more."""
+    records = []
+    for case in (Case(64, 8192, 8, 4, 128), Case(16, 8192, 16, 1, 64)):
+        sets = _arrays(case)
+        candidates = {name: _ours(sets, l2_promotion=name) for name in ("none", "64B", "128B", "256B")}
+        timings = bench.time_graphs(candidates, launches=4 * len(sets), repeats=repeats)
+        seconds = {name: timing.median for name, timing in timings.items()}
+        records.append({**case._asdict(), "bytes": case.nbytes, "seconds": seconds})
+    return records
+
+
 def _arrays(case: Case) -> list[dict[str, Any]]:
     """Sets of arrays, more than the L2 cache holds."""
     import torch
@@ -116,18 +128,20 @@ def _arrays(case: Case) -> list[dict[str, Any]]:
         cache = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
         lengths = torch.full((batch,), int(capacity * filled), device="cuda", dtype=torch.int32)
         found.append({"q": q, "k": cache[0], "v": cache[1], "lengths": lengths, "table": table})
+        found[-1]["out"] = torch.empty_like(q)
     return found
 
 
-def _ours(sets: list[dict[str, Any]]) -> Callable[[int], object]:
+def _ours(sets: list[dict[str, Any]], **options: Any) -> Callable[[int], object]:
     bound: dict[int, itertools.cycle] = {}
 
     def launch(stream: int) -> None:
         if stream not in bound:
+            common = {"stream": stream, **options}
             bound[stream] = itertools.cycle(
                 [
-                    bind_decode(x["q"], x["k"], x["v"], x["lengths"], x["out"], page_table=x["table"], stream=stream)
-                    for x in ({**x, "out": x["q"].new_empty(x["q"].shape)} for x in sets)
+                    bind_decode(*(x[n] for n in ("q", "k", "v", "lengths", "out")), page_table=x["table"], **common)
+                    for x in sets
                 ]
             )
         next(bound[stream])()
@@ -163,4 +177,8 @@ def _works(launch: Callable[[int], object]) -> bool:
     return True
 
 
-ALL: dict[str, Callable[[], list[Record]]] = {"decode_read_rate": read_rate, "decode_speed": speed}
+ALL: dict[str, Callable[[], list[Record]]] = {
+    "decode_read_rate": read_rate,
+    "decode_speed": speed,
+    "decode_promotion": promotion,
+}
