@@ -141,7 +141,7 @@ class Workspace:
 class Plan:
     """All of a call that does not depend on where its arrays lie.
 
-    `make` is a maker of kernels as `warpgroup.make_overlapped`, `blocks` how many there are for so many tiles.
+    `make` is a maker of kernels as `warpgroup.make_overlapped`.
 
     Raises:
         TypeError: not arrays.
@@ -158,7 +158,6 @@ class Plan:
         starts: tuple[Any, Any, int] | None,
         options: Options,
         make: Callable[..., Kernel] = make_overlapped,
-        blocks: Callable[[int], int] = choice.grid,
     ) -> None:
         self._packed = packed = starts is not None
         found = arrays.view(q)
@@ -169,16 +168,10 @@ class Plan:
         o = options.operands(*(_as_batch(x) for x in described) if packed else described)
         o.check_rows()
         columns = -(-o.head_dim // _HEAD_STEP) * _HEAD_STEP
-        chosen = options.configuration or choice.choose(columns, o.band.kind)
+        length = max(1, o.skv // max(arrays.view(starts[0]).shape[0] - 1, 1)) if packed else o.skv  # of a sequence
+        chosen = options.configuration or choice.choose(columns, o.band.kind, length)
         self._boxes = [(GROUP_ROWS, 1, BOX), *[(chosen.keys, 1, BOX)] * 2, (GROUP_ROWS, 1, BOX)]
-        kernel = make(
-            columns,
-            o.dtype,
-            o.band.kind,
-            o.scores.capped,
-            packed=packed,
-            **{name: value for name, value in vars(chosen).items() if value or name in ("consumers", "keys", "stages")},
-        )
+        kernel = make(columns, o.dtype, o.band.kind, o.scores.capped, packed=packed, **chosen.cut())
         batch, sq, skv = o.batch, o.sq, o.skv
         diagonals = o.diagonals
         if packed:
@@ -188,11 +181,11 @@ class Plan:
         tiles = tiles_m * o.heads * batch
         if tiles >= 1 << 31:
             raise ValueError(f"{tiles:,} tiles of {chosen.rows} queries: fewer than 2**31 expected; split the batch")
-        together = choice.together(skv if not packed else max(1, skv // max(batch, 1)), o.head_dim, o.group)
+        together = choice.together(length, o.head_dim, o.group)
         counts = (tiles_m, o.heads, o.heads * batch, together, o.group)
         self._scalars = (np.uint32(sq), np.uint32(skv), *diagonals, *map(np.uint32, counts))
         self._scalars += (o.scores.factor, o.scores.inner)
-        self._on = lambda stream: kernel[blocks(tiles), None, stream]
+        self._on = lambda stream: kernel[chosen.blocks(tiles), None, stream]
         self.empty = tiles == 0
 
     def new_output(self, q: Any) -> Any:
@@ -304,7 +297,6 @@ def bind_attention(
     *,
     stream: object = None,
     make: Callable[..., Kernel] = make_overlapped,
-    blocks: Callable[[int], int] = choice.grid,
     **options: Any,
 ) -> Callable[[], Any]:
     """`attention` for arrays that stay where they are: a function that launches it, and allocates nothing.
@@ -314,7 +306,6 @@ def bind_attention(
     Args:
         q, k, v, out, lse, stream: as `attention` takes them.
         make: what makes the kernel; `warpgroup.make_overlapped` or its like.
-        blocks: how many blocks there are for so many tiles.
         options: `causal`, `window`, `scale`, `soft_cap` and `configuration` of `attention`.
 
     Raises:
@@ -324,7 +315,7 @@ def bind_attention(
     stream = current_stream(q) if stream is None else driver.stream_handle(stream)
     given = (q, k, v, out, lse)
     _check_memories("bind_attention", given)
-    plan = Plan(*given, None, Options(**options), make, blocks)
+    plan = Plan(*given, None, Options(**options), make)
     bound = plan.launcher(stream).bind(*plan.arguments(*given, None, plan.workspace()))
 
     def launch() -> Any:

@@ -54,7 +54,7 @@ from ...device_array import DeviceArray
 from ...launch import Kernel
 from ...pitch import pitched
 from ..problem import Case, Problem, Variant, check_options
-from . import choice, peers, plain, warp_mma, warpgroup
+from . import peers, plain, warp_mma, warpgroup
 from .choice import Configuration
 from .forward import bind_attention
 from .masks import UNBOUNDED, Band
@@ -173,9 +173,11 @@ def bind_mma_tma(
     )
 
 
-def _bind_warpgroups(make: Callable[..., Kernel], **cut: Any) -> Bind:
-    """Bind one of steps 5 to 9, with as many blocks as tiles or, by default in `choice.grid`'s way, an SM's."""
-    ping_pong, blocks = cut.pop("ping_pong", False), cut.pop("blocks", _a_block_a_tile)
+def _bind_warpgroups(
+    make: Callable[..., Kernel], consumers: int = 2, ping_pong: bool = False, persistent: bool = False
+) -> Bind:
+    """Bind one of steps 5 to 9."""
+    default_consumers = consumers
 
     def bind(
         given: Mapping[str, Any],
@@ -183,23 +185,16 @@ def _bind_warpgroups(make: Callable[..., Kernel], **cut: Any) -> Bind:
         stream: object = None,
         keys: int | None = None,
         stages: int = 2,
-        consumers: int = cut.get("consumers", 2),
+        consumers: int = default_consumers,
         **asked: Any,
     ) -> Launch:
         q, k, v, o, lse = (given[name] for name in ("q", "k", "v", "o", "lse"))
         head_dim = arrays.view(q).shape[-1]
-        o_over_q = head_dim > 128
         keys = keys or (128 if head_dim <= 128 else 96 if head_dim <= 192 else 80)
-        configuration = Configuration(consumers, keys, stages, o_over_q, ping_pong)
-        return bind_attention(
-            q, k, v, o, lse, stream=stream, make=make, blocks=blocks, configuration=configuration, **asked
-        )
+        configuration = Configuration(consumers, keys, stages, head_dim > 128, ping_pong, persistent)
+        return bind_attention(q, k, v, o, lse, stream=stream, make=make, configuration=configuration, **asked)
 
     return bind
-
-
-def _a_block_a_tile(tiles: int) -> int:
-    return tiles
 
 
 def _bind_arrays(o: Operands, kernel: Kernel, rows: int, stream: object) -> Launch:
@@ -354,7 +349,7 @@ PROBLEM = Problem(
         ),
         Variant("overlapped", "TMA", "softmax beside the last block's product", _bind_warpgroups(_OVERLAPPED)),
         Variant("ping_pong", "TMA", "the consumers take turns", _bind_warpgroups(_OVERLAPPED, ping_pong=True)),
-        Variant("persistent", "TMA", "a block an SM, tiles claimed", _bind_warpgroups(_OVERLAPPED, blocks=choice.grid)),
+        Variant("persistent", "TMA", "a block an SM, tiles claimed", _bind_warpgroups(_OVERLAPPED, persistent=True)),
     ),
     cases={
         ("default", "sim"): [

@@ -30,8 +30,8 @@ from .softmax import NOTHING, inverse, log_sum_exp, make_softmax, quad_sum
 _KINDS = {"bfloat16": "bf16", "float16": "f16"}
 _STEP = 16  # of the inner dimension, in one instruction
 _PATTERN_BYTES = 8 * ROW_BYTES
-# Registers of the producer's and the consumers' threads, by the number of consumers: 64 K together at most. One consumer
-# would have enough without asking, but where nobody asks ptxas makes wgmma wait around the loops of barriers.
+# Registers of the producer's and the consumers' threads, by the number of consumers: 64 K together at most. One would
+# have enough without asking for more, but where nobody asks ptxas makes wgmma wait around the barriers' loops.
 REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
 # A tile's number is kept for so many turns. The producer writes that of turn t when each consumer has let go of Q of
 # turn t - 2 at least: then all its threads have met to store O of turn t - 3, and have read the numbers up to that one.
