@@ -53,8 +53,10 @@ def bound(rng, step, dtype, extents, asked, options):
     ]
     tiles_m = -(-sq // (64 * consumers))
     counts = (np.uint32(n) for n in (tiles_m, heads, heads * batch, 3, found.group))
+    counter = np.zeros(1, np.uint32)
     arguments = (
-        *(*maps, given["lse"], *(np.zeros(1, np.uint32) for _ in range(3)), np.uint32(sq), np.uint32(skv), *found.diagonals),
+        *(*maps, given["lse"], counter, counter, counter),  # as starts, which are not looked at, too
+        *(np.uint32(sq), np.uint32(skv), *found.diagonals),
         *(*counts, found.scores.factor, found.scores.inner),
     )
     return given, kernel, min(2, tiles_m * heads * batch), arguments
