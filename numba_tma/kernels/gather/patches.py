@@ -34,6 +34,7 @@ from ...tensor_map import TensorMap
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 
+L2_PROMOTION = "128B"  # as wide as a tile's channels: what is fetched beside them is another tile's
 MAX_STAGES = 9  # taps under way in a block, a thread for each
 
 
@@ -316,6 +317,7 @@ def _bind_window(
         given["x"],
         (1, high * steps[0], wide * steps[1], channels),
         element_strides=(1, *steps, 1),
+        l2_promotion=L2_PROMOTION,
         store=False,
     )
     out = arrays.view(given["out"])
@@ -341,7 +343,14 @@ def _bind_im2col(
     s = _shapes(given, convolution)
     channels = s.channel_tile(channels)
     lower, upper = corners(convolution.filter, convolution.padding, convolution.dilation)
-    x_map = Im2colMap(given["x"], (pixels, channels), lower=lower, upper=upper, strides=convolution.stride)
+    x_map = Im2colMap(
+        given["x"],
+        (pixels, channels),
+        lower=lower,
+        upper=upper,
+        strides=convolution.stride,
+        l2_promotion=L2_PROMOTION,
+    )
     out = arrays.view(given["out"])
     shape = (s.pixels, convolution.taps, s.channels)
     strides = (out.strides[0], s.channels * s.itemsize, s.itemsize)

@@ -196,7 +196,7 @@ def _bind_tensor(
     columns = columns or min(BOX_COLUMNS, -(-x.shape[1] // granule) * granule)
     rows = rows or _rows_a_block(columns * x.dtype.itemsize)
     kernel = make_tensor(x.dtype.name, columns, rows)
-    x_map = TensorMap(given["x"], (1, columns), store=False)
+    x_map = TensorMap(given["x"], (1, columns), l2_promotion="128B", store=False)
     # The engine adds nothing outside the matrix, in the padding of its rows neither: what it would write there are
     # the zeros that it fetched from outside x.
     out_map = TensorMap(given["out"], (1, columns))
