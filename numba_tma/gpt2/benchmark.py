@@ -31,7 +31,9 @@ def compiler_missing() -> str | None:
     return None
 
 
-def agreement(weights: Weights, seed: int, *, batch: int = 4, length: int = 200, count: int = 32) -> dict[str, Any]:
+def agreement(
+    model: Model, weights: Weights, seed: int, *, batch: int = 4, length: int = 200, count: int = 32
+) -> dict[str, Any]:
     """Errors of logits against transformers' model in float32, of ours and of transformers' own in bfloat16.
 
     `tokens_wrong` counts the generated tokens that are not float32's likeliest although its two best are further apart
@@ -41,7 +43,7 @@ def agreement(weights: Weights, seed: int, *, batch: int = 4, length: int = 200,
 
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, weights.config.vocab_size, length - 7 * i) for i in range(batch)]
-    session = Session(Model(weights), batch, positions=length + count)
+    session = Session(model, batch, positions=length + count)
     answers = session.generate(prompts, count)
     ours = session.prompt_logits(prompts)
     exact_model, half_model = (transformers_model(weights, dtype) for dtype in ("float32", "bfloat16"))
@@ -71,11 +73,13 @@ def agreement(weights: Weights, seed: int, *, batch: int = 4, length: int = 200,
     }
 
 
-def prefill_seconds(weights: Weights, batch: int, length: int, *, compiled: bool = True, repeats: int = 20) -> Seconds:
+def prefill_seconds(
+    model: Model, weights: Weights, batch: int, length: int, *, compiled: bool = True, repeats: int = 20
+) -> Seconds:
     """Seconds of a prefill of `batch` prompts of `length` tokens: ours and PyTorch's, last logits and all of them."""
     import torch
 
-    session = Session(Model(weights), batch, prompt=length)
+    session = Session(model, batch, prompt=length)
     rng = np.random.default_rng(1)
     prompts = rng.integers(0, weights.config.vocab_size, (batch, length))
     session.prefill(prompts)
@@ -100,12 +104,20 @@ def prefill_seconds(weights: Weights, batch: int, length: int, *, compiled: bool
 
 
 def decode_seconds(
-    weights: Weights, batch: int, positions: int, start: int, *, steps: int = 8, compiled: bool = True, rounds: int = 12
+    model: Model,
+    weights: Weights,
+    batch: int,
+    positions: int,
+    start: int,
+    *,
+    steps: int = 8,
+    compiled: bool = True,
+    rounds: int = 12,
 ) -> Seconds:
     """Seconds of a step with a cache of `positions`, from `start` tokens on: ours and PyTorch's, as CUDA graphs."""
     import torch
 
-    session = Session(Model(weights), batch, positions=positions, prompt=start)
+    session = Session(model, batch, positions=positions, prompt=start)
     prompts = np.random.default_rng(2).integers(0, weights.config.vocab_size, (batch, start))
     session.prefill(prompts)
     session.decode(2)
@@ -287,18 +299,24 @@ class _Folded:
         return self
 
 
-def _named(name: str, seconds: Callable[..., Seconds], *arguments: int) -> Callable[[Weights, bool], Any]:
-    return lambda weights, compiled: {"what": name, "seconds": seconds(weights, *arguments, compiled=compiled)}
+Part = Callable[[Model, Weights, bool], Any]
 
 
-PARTS: dict[str, Callable[[Weights, bool], Any]] = {
-    "agreement": lambda weights, _: agreement(weights, 0),
+def _named(name: str, seconds: Callable[..., Seconds], *extents: int) -> Part:
+    def part(model: Model, weights: Weights, compiled: bool) -> dict[str, Any]:
+        return {"what": name, "seconds": seconds(model, weights, *extents, compiled=compiled)}
+
+    return part
+
+
+PARTS: dict[str, Part] = {
+    "agreement": lambda model, weights, _: agreement(model, weights, 0),
     "prefill": _named("8 x 1024 tokens", prefill_seconds, 8, 1024),
     "decode_1024": _named("8 sequences, 1024 positions", decode_seconds, 8, 1024, 800),
     "decode_256": _named("8 sequences, 256 positions", decode_seconds, 8, 256, 128),
-    "launches": lambda weights, _: launch_seconds(Model(weights), 8, 1024),
-    "batches": lambda weights, _: batches_beside_ideal(Model(weights), 8, 1024, 256),
-    "retrieval": lambda weights, _: retrieval_beside_ideal(Model(weights), 8, 512, 32, 16),
+    "launches": lambda model, *_: launch_seconds(model, 8, 1024),
+    "batches": lambda model, *_: batches_beside_ideal(model, 8, 1024, 256),
+    "retrieval": lambda model, *_: retrieval_beside_ideal(model, 8, 512, 32, 16),
 }
 
 
@@ -317,5 +335,6 @@ def measure(
     weights = random_weights(config or Config())
     if compiled and compiler_missing():
         yield "no torch.compile", compiler_missing()
+    model = Model(weights)
     for name in parts or PARTS:
-        yield name, PARTS[name](weights, compiled)
+        yield name, PARTS[name](model, weights, compiled)

@@ -24,20 +24,20 @@ def transformers_model(weights: Weights, dtype: str = "float32", device: str = "
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = weights.config
-    made = GPT2LMHeadModel(
-        GPT2Config(
-            n_layer=config.n_layer,
-            n_head=config.n_head,
-            n_embd=config.n_embd,
-            n_positions=config.n_positions,
-            vocab_size=config.vocab_size,
-            n_inner=config.n_inner,
-            layer_norm_epsilon=config.layer_norm_epsilon,
-            bos_token_id=config.eos_token_id,
-            eos_token_id=config.eos_token_id,
-            attn_implementation="sdpa",
-        )
+    described = GPT2Config(
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        n_embd=config.n_embd,
+        n_positions=config.n_positions,
+        vocab_size=config.vocab_size,
+        n_inner=config.n_inner,
+        layer_norm_epsilon=config.layer_norm_epsilon,
+        bos_token_id=config.eos_token_id,
+        eos_token_id=config.eos_token_id,
+        attn_implementation="sdpa",
     )
+    with torch.device(device):  # where its own initial weights are drawn, which on a CPU takes seconds
+        made = GPT2LMHeadModel(described)
     state = {"wte.weight": weights.wte, "wpe.weight": weights.wpe}
     for i, layer in enumerate(weights.layers):
         for name, norm in (("ln_1", layer.ln_1), ("ln_2", layer.ln_2)):
@@ -50,7 +50,7 @@ def transformers_model(weights: Weights, dtype: str = "float32", device: str = "
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()}
     made.transformer.load_state_dict(tensors)
     made.tie_weights()
-    return made.to(device=device, dtype=getattr(torch, dtype)).eval()
+    return made.to(dtype=getattr(torch, dtype)).eval()
 
 
 class TorchGpt2:

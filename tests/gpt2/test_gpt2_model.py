@@ -151,7 +151,8 @@ def test_124_million_against_transformers(seed):
     from numba_tma.gpt2.benchmark import agreement
 
     with use_backend("gpu"):
-        found = agreement(random_weights(Config(), seed), seed)
+        weights = random_weights(Config(), seed)
+        found = agreement(Model(weights), weights, seed)
     assert found["largest error of a logit"] <= 2 * found["the same of transformers in bfloat16"]
     assert found["tokens_wrong"] == 0
 
