@@ -32,6 +32,7 @@ _MOST_PLANS, _MOST_PLACES = 1024, 256  # kept for calls like one before
 _RING_BYTES = 192 * 1024  # of a block's tiles, of 227 KB that an SM has
 _SHARED_BYTES = 227 * 1024  # of an SM, some 1 KB a block aside
 _MOST_SPLITS = 128
+_MANY_ROUNDS = 16  # tiles for each warp, that make a block's start and end small beside the rest
 _MOST_BLOCKS = 65535  # in a grid's second and third dimension
 # What `splits_for` reckons with, of an H200: bytes a second, all in all and to an SM; and seconds: of a block besides
 # reading, for its start and its end; of a warp for a tile that is there, and for each element of K in it; of the last
@@ -85,33 +86,34 @@ def tiling_for(
 
 
 def splits_for(extents: Extents, tiling: Tiling, multiprocessors: int) -> int:
-    """How many blocks share a sequence: the fewest of those that should take the shortest time.
+    """How many blocks share a sequence, by a model of the time that full sequences take.
 
-    Reckons with full sequences. Blocks that run at once share the memory's rate; a block alone is held up by what its
-    warps do with a tile. The last wave of blocks may leave SMs idle, and parts have to be merged.
+    Blocks that run at once share the memory's rate; a block by itself is held up by what its warps do with a tile. The
+    last wave of blocks may leave SMs idle, and parts have to be merged. Of what is as good as the best by 1 %, the most
+    blocks with much to do are taken, as sequences of different lengths then keep the SMs equally busy; else the fewest.
     """
     groups = extents.batch * extents.kv_heads * extents.row_tiles
     slots = _SHARED_BYTES // (tiling.shared("float16").nbytes + 1024) * multiprocessors
     tiles = -(-extents.capacity // tiling.keys)
     tile_seconds = _TILE_SECONDS + _ELEMENT_SECONDS * tiling.keys * extents.head_dim
+    round_bytes = 4 * extents.head_dim * tiling.keys * tiling.warps
+
+    def rounds(splits: int) -> int:
+        return -(-tiles // (splits * tiling.warps))
 
     def seconds(splits: int) -> float:
-        rounds = -(-tiles // (splits * tiling.warps))
-        nbytes = 4 * extents.head_dim * tiling.keys * rounds * tiling.warps
-
-        def wave(blocks: int) -> float:
-            if not blocks:
-                return 0.0
-            reading = max(blocks * nbytes / _READ_RATE, nbytes / _SM_RATE)
-            return max(reading, rounds * tile_seconds) + _BLOCK_SECONDS
-
+        nbytes = round_bytes * rounds(splits)
+        alone = max(nbytes / _SM_RATE, rounds(splits) * tile_seconds) + _BLOCK_SECONDS
         waves, left = divmod(groups * splits, slots)
-        merging = _MERGE_SECONDS + splits * _PART_SECONDS if splits > 1 else 0.0
-        return waves * wave(slots) + wave(left) + merging
+        total = waves * max(slots * nbytes / _READ_RATE, alone) + _BLOCK_SECONDS
+        if left:
+            total += max(left * nbytes / _READ_RATE, alone)
+        return total + (_MERGE_SECONDS + splits * _PART_SECONDS if splits > 1 else 0.0)
 
     candidates = range(1, min(-(-tiles // tiling.warps), _MOST_SPLITS) + 1)
     best = min(map(seconds, candidates))
-    return next(splits for splits in candidates if seconds(splits) <= 1.01 * best)
+    good = [splits for splits in candidates if seconds(splits) <= 1.01 * best]
+    return max((splits for splits in good if rounds(splits) >= _MANY_ROUNDS), default=good[0])
 
 
 class Workspace:

@@ -198,8 +198,12 @@ def test_tilings_and_splits():
     for extents in (small, long):
         splits = splits_for(extents, tiling_for(extents), 132)
         assert 64 <= splits * extents.batch * extents.kv_heads <= 132  # one wave of blocks, on half the SMs at least
-    many = Extents(64, 1, 32, 8, 128, 8192)
-    assert splits_for(many, tiling_for(many), 132) == 1
+    # Two waves for the sake of 4 blocks of 136 would take twice as long; where there are many, it does not matter.
+    for batch, most in ((16, 1), (17, 132), (64, 4)):
+        extents = Extents(batch, 1, 32, 8, 128, 8192)
+        assert 1 <= splits_for(extents, tiling_for(extents), 132) <= most
+    uneven = Extents(17, 1, 32, 8, 128, 8192)
+    assert splits_for(uneven, tiling_for(uneven), 132) > 1
     assert Cache.of(32, 16) == Cache(16, True) and Cache.of(16, 24) == Cache(8, True)
     assert Cache.of(64, 0) == Cache(64, False)
 
