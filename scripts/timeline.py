@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("name", metavar="PROBLEM[.VARIANT]", nargs="+", help=f"what to run; problems are {names}")
     parser.add_argument("--backend", choices=launch.BACKENDS, default=None, help="where to run (default: auto)")
     parser.add_argument("--case", type=int, default=0, metavar="N", help="which of the problem's sizes (default: 0)")
+    parser.add_argument("--shape", metavar="A,B,…", help="another size for that case, such as 4096,4096")
     parser.add_argument(
         "--set",
         nargs=2,
@@ -75,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = {name: _value(name, text) for name, text in options.set}
         plan = Trace(options.capacity, multiprocessors=range(0, 4096, options.every) if options.every > 1 else None)
         for problem, found in chosen:
-            case = variants.with_options(_case(problem.cases["default", backend], options.case), settings)
+            case = variants.with_options(_case(problem.cases["default", backend], options), settings)
             arrays = variants.inputs(problem, case, backend)
             shown: list[tuple[str, Timeline]] = []
             for variant in found:
@@ -105,11 +107,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _case(cases: list[Case], number: int) -> Case:
-    if not 0 <= number < len(cases):
+def _case(cases: list[Case], options: argparse.Namespace) -> Case:
+    if not 0 <= options.case < len(cases):
         known = "; ".join(f"{i}: {'×'.join(map(str, case.shape))} {dict(case.options)}" for i, case in enumerate(cases))
-        raise ValueError(f"--case {number}: there are {known}")
-    return cases[number]
+        raise ValueError(f"--case {options.case}: there are {known}")
+    case = cases[options.case]
+    if options.shape is None:
+        return case
+    try:
+        shape = tuple(int(extent) for extent in options.shape.split(","))
+    except ValueError:
+        shape = ()
+    if len(shape) != len(case.shape) or min(shape) < 1:
+        expected = ",".join(map(str, case.shape))
+        raise ValueError(f"--shape {options.shape}: expected {len(case.shape)} positive numbers, such as {expected}")
+    return dataclasses.replace(case, shape=shape)
 
 
 def _between(text: str | None) -> tuple[float | None, float | None]:

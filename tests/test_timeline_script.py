@@ -47,6 +47,9 @@ def test_one_buffer_hides_less_than_two(capsys):
     [
         (["nothing"], "no problem 'nothing'"),
         (["kv_stream.tma", "--case", "99"], "--case 99: there are 0: 1024×1024"),
+        (["kv_stream.tma", "--shape", "128"], "--shape 128: expected 2 positive numbers, such as 1024,1024"),
+        (["kv_stream.tma", "--shape", "128,big"], "expected 2 positive numbers"),
+        (["kv_stream.tma", "--shape", "128,0"], "expected 2 positive numbers"),
         (["kv_stream.tma", "--set", "stages", "a b"], "expected a value such as 1"),
         (["kv_stream.tma", "--set", "colour", "1"], "colour"),
         (["kv_stream.tma", "--between", "early:late"], "two numbers of nanoseconds"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..sim.timing import Interval as Modelled
@@ -28,6 +29,7 @@ _PRODUCTS = "its wgmma groups"
 _OTHERS = ("block barrier", "cluster barrier")
 _LOADS = "global memory"
 _BY_WARP = re.compile(r"warp (\d+) at")
+_PRODUCT = re.compile(r"wgmma group of warp (\d+) at (.*, A in .*)")
 _GROUP = re.compile(r"cp\.async group of warp (\d+)")
 # What a wait says of itself: "mbarrier at kernel.py:12 (mbarrier.try_wait) on mbarrier full[0], completed by …".
 _WAIT = re.compile(r"(.+?)(?: at ([^()]*\([^()]*\)))?(?: on (.*))?")
@@ -68,6 +70,7 @@ class _Adder:
         self.warps = {number: rows[f"warp {number}"] for number in numbers}
         self.phases = {name: own for name, own in rows.items() if own[0].kind == "phase"}
         self.flights = rows.get("copies", [])
+        self.products = rows.get("products", [])
         every = [interval for own in self.warps.values() for interval in own]
         self.awaits_copies = any(_waits(interval, *_COPIES) for interval in every)
         self.start = min(interval.start for interval in every)
@@ -163,12 +166,21 @@ class _Adder:
                 self._put(rows[lane], span, kind, f"{name} {number}")
 
     def _add_products(self) -> None:
-        spans = union((i.start, i.end) for own in self.warps.values() for i in own if _told(i)[2] == _PRODUCTS)
-        if spans:
-            row = Row(self.block, model.TENSOR_ROW, "tensor cores, awaited")
-            self.timeline.rows.append(row)
-            for span in spans:
-                self._put(row, span, model.TENSOR, "wgmma")
+        """When the tensor core of a warpgroup's first warp is at its groups: the others' do the same."""
+        rows: dict[int, Row] = {}
+        turns: Counter[int] = Counter()
+        for product in self.products:
+            number, place = _PRODUCT.fullmatch(product.detail).groups()
+            warp = int(number)
+            if warp % 4:
+                continue
+            if warp not in rows:
+                rows[warp] = Row(self.block, model.TENSOR_ROW, f"wgmma of warps {warp}-{warp + 3}")
+            self._put(
+                rows[warp], (product.start, product.end), model.TENSOR, f"wgmma group {turns[warp]}", f"at {place}"
+            )
+            turns[warp] += 1
+        self.timeline.rows += [rows[warp] for warp in sorted(rows)]
 
     def _add_phases(self, name: str, phases: Sequence[Modelled]) -> None:
         row = Row(self.block, model.BARRIER_ROW, _short(name), "mbarrier")

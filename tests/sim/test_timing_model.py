@@ -310,3 +310,21 @@ def test_waiting_for_a_block_that_is_not_played_is_noted():
     out = np.zeros(1, np.uint32)
     model = model_of(body, 2, 1, out)
     assert out[0] == 1 and model.cycles > 0
+
+
+def test_a_barrier_that_some_only_arrive_at():
+    """Who waits at it is late by what the others do before they arrive, whatever these run meanwhile."""
+    body = f"""
+        shr.u32 %r4, %r0, 5; setp.eq.u32 %p0, %r4, 0; @%p0 bra WORKS;
+        bar.sync 2, 64; ret;
+        WORKS: mov.u32 %r6, 0;
+        AGAIN: {"mad.lo.u32 %r5, %r5, %r5, %r0;" * 100}
+        add.u32 %r6, %r6, 1; setp.lt.u32 %p1, %r6, 5; @%p1 bra AGAIN;
+        bar.arrive 2, 64; ret;
+    """
+    model = model_of(body, 1, 64, np.zeros(1))
+    check_sums(model)
+    waits = {warp.row.split()[-1]: warp.waits.get("block barrier", 0.0) for warp in model.warps}
+    assert waits["0"] == 0 and waits["1"] > 500 * 4
+    (phase,) = (i for i in model.intervals if i.row == "SM 0/block 0/barrier 2")
+    assert "bar.arrive" in phase.detail

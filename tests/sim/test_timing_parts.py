@@ -14,6 +14,8 @@ from numba_tma.sim.timing import MachineInstruction, banks, default_device, devi
 from numba_tma.sim.timing.occupancy import plan, resident_blocks
 from numba_tma.sim.timing.ops import Costs, kind_of, reads_and_writes
 from numba_tma.sim.timing.parts import Memory, Scheduler, Server, Timeline
+from numba_tma.sim.timing.record import Trace
+from numba_tma.sim.timing.regions import Regions
 
 DEVICE = default_device()
 
@@ -223,6 +225,27 @@ def test_costs_from_the_machine_code():
     assert (moved.kind, moved.slots, moved.cycles) == ("free", 0, 0)
     assert (mad.slots, mad.cycles, mad.place) == (2, 9, (0, 2))
     assert dict(mad.pipes) == {1: DEVICE.pipes["imad"], 2: DEVICE.pipes["alu"]}
+
+
+def test_a_group_has_what_was_put_into_it():
+    """Its end is no instruction of the machine code; what stands before it in the PTX may stand anywhere there."""
+    block = block_of("""
+        cp.async.ca.shared.global [%r1], [%rd1], 4;
+        cp.async.ca.shared.global [%r1+4], [%rd1+4], 4;
+        add.u32 %r3, %r2, %r2;
+        cp.async.commit_group;
+        cp.async.ca.shared.global [%r1+8], [%rd1+8], 4;
+        add.u32 %r4, %r2, %r2;
+        cp.async.commit_group;
+    """)  # fmt: skip
+    lines = [i.line for i in block.instructions]
+    names = {5: "IADD3", 2: "IADD3", 4: "LDGSTS", 0: "LDGSTS", 1: "LDGSTS"}
+    code = [MachineInstruction(lines[i], name, 1, 0) for i, name in names.items()]
+    ((region, _),) = Regions(Costs(DEVICE, code), [block]).of(Trace(0, 0, [(block, None)]))
+    performed = [operation.op.instruction.line for operation in region.operations]
+    order = [lines.index(line) for line in performed if line in lines]
+    assert sorted(order) == [0, 1, 3, 4, 6]
+    assert max(order.index(0), order.index(1)) < order.index(3) < order.index(4) < order.index(6)
 
 
 def test_the_constants_are_complete(tmp_path):

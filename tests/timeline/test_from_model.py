@@ -170,6 +170,30 @@ def test_parts_of_the_multiprocessor():
     assert "copy engine" in timeline.svg()
 
 
+def test_products():
+    """A row for each warpgroup: what its first warp's tensor core did."""
+    group = "wgmma group of warp {} at k.py:7 (wgmma.commit_group), A in {}".format
+    products = "SM 0/block 5/products"
+    timeline = of_model(
+        made(
+            *((WARP(warp), 0, 900, "run") for warp in (4, 5, 8)),
+            (products, 10, 300, "product", group(4, "shared memory")),
+            (products, 12, 301, "product", group(5, "shared memory")),
+            (products, 300, 400, "product", group(8, "shared memory")),
+            (products, 400, 600, "product", group(4, "registers")),
+        ),
+        "made",
+    )
+    assert [row.name for row in timeline.rows if row.kind == model.TENSOR_ROW] == [
+        "wgmma of warps 4-7",
+        "wgmma of warps 8-11",
+    ]
+    assert spans(timeline, model.TENSOR, "wgmma of warps 4-7") == [(10, 300), (400, 600)]
+    assert spans(timeline, model.TENSOR, "wgmma of warps 8-11") == [(300, 400)]
+    details = [i.detail for i in timeline.intervals if i.kind == model.TENSOR]
+    assert sum(detail.endswith("A in registers") for detail in details) == 1
+
+
 def test_what_was_left_out():
     timeline = of_model(made((WARP(0), 0, 100, "run"), played=2, blocks_per_sm=9), "made")
     assert not timeline.whole

@@ -57,9 +57,11 @@ class Interval:
 
     Attributes:
         row: who, from the outside inwards, parted by "/": "SM 0/block 132/warp 3", "SM 0/block 132/copies",
-            "SM 0/block 132/mbarrier full[1]", "SM 0/copy engine", "SM 0/scheduler 2/tensor core".
+            "SM 0/block 132/products", "SM 0/block 132/mbarrier full[1]", "SM 0/copy engine",
+            "SM 0/scheduler 2/tensor core".
         start, end: in modelled nanoseconds from the kernel's begin on the SM.
-        kind: for warps "run" or "wait"; for engines "busy"; for copies on their way "flight"; for barriers "phase".
+        kind: for warps "run" or "wait"; for engines "busy"; for copies on their way "flight"; for barriers "phase";
+            for a warp's groups of wgmma "product", while its tensor core is at one.
         detail: what is waited for, copied, or completes the phase; with the line that says so.
     """
 

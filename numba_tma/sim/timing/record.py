@@ -153,7 +153,6 @@ class Recorder(Observer):
         notes = self._notes
         for trace in self.lanes(fragment).traces:
             trace.entries.append((block, notes.pop(trace, None)))
-        notes.clear()
 
     def _note(self, trace: Trace, instruction: Any, value: Any) -> None:
         self._notes.setdefault(trace, {})[id(instruction) if instruction is not None else END] = value

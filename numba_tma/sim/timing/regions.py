@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # regions left coming in registers.
 RUN, WAIT, WAIT_REGISTER, PERFORM, KEEP = range(5)
 _LONGEST = 64
+# What closes a group, and of what. In the machine code it may be a mark of the last one's, and has no place of its own.
+_CLOSES = {"wgmma commit": "wgmma", "bulk commit": "copy", "cp.async commit": "cp.async"}
 
 
 class Operation(NamedTuple):
@@ -164,6 +166,15 @@ class _Builder:
         for index, op in enumerate(ops):
             producers.append([latest[name] for name in op.reads if name in latest])
             latest.update(dict.fromkeys(op.writes, index))
+        for closing, member in _CLOSES.items():
+            before: list[int] = []  # of the group so far; behind a commit, the commit
+            for index, op in enumerate(ops):
+                if op.kind == member:
+                    producers[index] += [i for i in before if ops[i].kind == closing]
+                    before.append(index)
+                elif op.kind == closing:
+                    producers[index] += before
+                    before = [index]
         order: list[int] = []
         done = [False] * len(ops)
         for start in sorted(range(len(ops)), key=lambda i: (keys[i], i)):

@@ -51,10 +51,12 @@ class _Warp:
         "copies",
         "done",
         "first_copy",
+        "first_wgmma",
         "now",
         "open_bulk",
         "open_copies",
         "open_wgmma",
+        "operand_a",
         "position",
         "regions",
         "row",
@@ -85,7 +87,8 @@ class _Warp:
         self.bulk: list[tuple[float, float]] = []
         self.open_bulk = (0.0, 0.0)
         self.wgmma: list[float] = []
-        self.open_wgmma = 0.0
+        self.open_wgmma = self.first_wgmma = 0.0
+        self.operand_a = ""
         self.run = 0.0
         self.waits: Counter[str] = Counter()
 
@@ -480,10 +483,18 @@ class Replay:
         macs, shared = _macs(op.instruction) / device.schedulers, _operand_bytes(op.instruction)
         cycles = max(macs / device.tensor["wgmma_macs"], shared / device.tensor["wgmma_shared"])
         end = warp.scheduler.tensor.serve(warp.now, cycles)
+        if not warp.open_wgmma:
+            warp.first_wgmma = end - cycles
+            warp.operand_a = "registers" if _a_in_registers(op.instruction) else "shared memory"
         warp.open_wgmma = max(warp.open_wgmma, end + device.tensor["wgmma_latency"])
         return True
 
     def _wgmma_commit(self, warp: _Warp, op: Op, note: Any) -> bool:
+        if warp.open_wgmma:
+            row = f"{warp.sm.row}/block {warp.trace.block}/products"
+            detail = f"wgmma group of {self._by(warp, op)}, A in {warp.operand_a}"
+            done = warp.open_wgmma - self._device.tensor["wgmma_latency"]
+            self._timeline.add(row, warp.first_wgmma, done, "product", detail)
         warp.wgmma.append(warp.open_wgmma)
         warp.open_wgmma = 0.0
         return True
@@ -654,5 +665,9 @@ def _operand_bytes(instruction: Any) -> float:
     """Bytes that one wgmma reads from shared memory."""
     m, n, k = _shape(instruction)
     bits = next((_BITS[t] for t in instruction.modifiers if t in _BITS), 16)
-    from_registers = hasattr(instruction.operands[1], "elements")
-    return (n + (0 if from_registers else m)) * k * bits / 8
+    return (n + (0 if _a_in_registers(instruction) else m)) * k * bits / 8
+
+
+def _a_in_registers(instruction: Any) -> bool:
+    """Whether a wgmma's operand A is a list of registers, not a descriptor of shared memory."""
+    return hasattr(instruction.operands[1], "elements")
