@@ -209,7 +209,7 @@ def claims(results: Path) -> list[list[str]]:
         ],
         [
             "17",
-            "the call of a 64 MiB copy to the device returns after: pinned, pageable",
+            "the call of a 16 MiB copy to the device returns after: pinned, pageable",
             f"{seconds(pageable['pinned_h2d_call_seconds'])}, {seconds(pageable['pageable_h2d_call_seconds'])}",
         ],
         [

@@ -67,7 +67,11 @@ class Session:
 
     def setting(self) -> pitfalls.Setting:
         """For the demonstrations."""
-        return pitfalls.Setting(self.words, self.rounds, model=self.model)
+        return pitfalls.Setting(self.fewer_words(), self.rounds, model=self.model)
+
+    def fewer_words(self) -> int:
+        """A quarter of the batch on a GPU, where pinned memory for many points takes long to make."""
+        return self.words if self.model else self.words // 4
 
     def modes(self) -> dict[str, Any]:
         """Every mode, beside the ideal."""
@@ -119,7 +123,7 @@ class Session:
         """
         if self.model is not None:
             raise driver.LaunchError("sweeps: they are measurements and need a GPU")
-        words = self.words // 4  # a quarter of the batch, as pinned memory for each point takes long to make
+        words = self.fewer_words()
         found = {
             "bytes_each_way": 4 * words,
             "shares": measure.shares(words, self.rounds),

@@ -189,8 +189,6 @@ def pinning_once(setting: Setting) -> dict[str, Any]:
 
 def many_streams(setting: Setting, counts: tuple[int, ...] = (1, 2, 3, 4, 8, 16, 32)) -> dict[str, Any]:
     """More streams than engines gain nothing, and cost slots."""
-    if setting.model is None:
-        setting = replace(setting, words=setting.words // 4)  # so many slots of pinned memory take long to make
     found = {}
     for count in counts:
         mode = Mode(f"{count} streams in turn", streams=count)
