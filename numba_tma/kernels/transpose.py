@@ -44,6 +44,15 @@ SQUARES = 8  # chunks in a span: a square of spans holds 8 × 8 squares of one c
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}  # a transpose moves bits, whatever they mean
 
 
+def reference(source: np.ndarray, block: int = 128) -> np.ndarray:
+    """The transpose, block by block: several times faster than NumPy's copy of a large transposed view."""
+    target = np.empty(source.shape[::-1], source.dtype)
+    for r in range(0, source.shape[0], block):
+        for c in range(0, source.shape[1], block):
+            target[c : c + block, r : r + block] = source[r : r + block, c : c + block].T
+    return target
+
+
 def side_of(itemsize: int) -> int:
     """Elements in 16 bytes: the side of the square that a thread transposes in its registers."""
     return CHUNK // itemsize
@@ -619,7 +628,7 @@ PROBLEM = Problem(
     title="transpose a matrix through tiles in shared memory",
     inputs=_inputs,
     outputs=("target",),
-    reference=lambda arrays, case: {"target": np.ascontiguousarray(arrays["source"].T)},
+    reference=lambda arrays, case: {"target": reference(arrays["source"])},
     bytes_moved=lambda case: 2 * case.shape[0] * case.shape[1] * dtypes.lookup(case.dtype).numpy.itemsize,
     flops=lambda case: 0,
     variants=(
@@ -638,7 +647,6 @@ PROBLEM = Problem(
             _case(16384, 16384, "float32"),
             _case(16384, 16384, "float16"),
             _case(16384, 16384, "int8"),
-            _case(4096, 4096, "float32"),
             _case(1000, 3333, "float16"),
         ],
         ("quick", "gpu"): [_case(4096, 4096, "float32"), _case(1000, 3333, "float16"), _case(1000, 3333, "int8")],
