@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import bench, driver
 from ..launch import gpu_refusal
-from ..overlap import Pipeline, ideal
+from ..overlap import Alone, Pipeline, ideal
 from ..overlap.rates import stages_alone
 from . import memory
 from .batches import BatchInference
@@ -18,10 +18,11 @@ from .config import Config
 from .launches import Launches
 from .model import BFLOAT16, Model, Session
 from .peers import TorchGpt2, transformers_model
-from .retrieval import Index, Request, Retrieval, Store, make_index
+from .retrieval import Request, Retrieval, Store, make_index
 from .weights import Weights, random_weights
 
 Seconds = dict[str, float]
+_LENGTHS, _WIDTHS = (2, 18), (64, 512)  # of answers, and candidates of a search, that times are measured for
 
 
 def compiler_missing() -> str | None:
@@ -238,63 +239,70 @@ def batches_beside_ideal(
     return found
 
 
-class Exhaustive:
-    """An index that compares with every vector: for measurements where usearch is not installed."""
-
-    def __init__(self, vectors: np.ndarray) -> None:
-        self._vectors = vectors
-
-    def search(self, vectors: np.ndarray, count: int) -> Any:
-        """The `count` nearest by scalar product."""
-        self.keys = np.argpartition(-vectors @ self._vectors.T, count, axis=1)[:, :count]
-        return self
-
-
 def retrieval_beside_ideal(
     model: Model,
     batch: int,
     document: int,
     question: int,
-    count: int,
     /,
     *,
     documents: int = 16,
-    vectors: int = 100_000,
+    vectors: int = 20_000,
     dimensions: int = 128,
     counts: Sequence[int] = (8, 32),
     **options: Any,
 ) -> dict[str, Any]:
-    """Retrieval, serial and with all four stages at once. Of `vectors` in the index each belongs to a document, several
-    to one; those of a document begin with the same number."""
+    """Retrieval, serial and with all four stages at once, in balance: answers are so long, and the search so thorough,
+    that computing and searching take as long as the copies. `options` are the pipeline's.
+
+    Of `vectors` in the index each belongs to a document, several to one.
+    """
     rng = np.random.default_rng(5)
     points = rng.standard_normal((vectors, dimensions)).astype(np.float32)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
-    try:
-        index: Index = make_index(points)
-    except ImportError:
-        index = Exhaustive(points)
-    store = Store(model, rng.integers(0, model.config.vocab_size, (documents, document)), _Folded(index, documents))
+    index = _Folded(make_index(points), documents)
+    vocabulary = model.config.vocab_size
+    store = Store(model, rng.integers(0, vocabulary, (documents, document)), index)
     batches = [
-        [
-            Request(points[rng.integers(vectors)], rng.integers(0, model.config.vocab_size, question))
-            for _ in range(batch)
-        ]
+        [Request(points[rng.integers(vectors)], rng.integers(0, vocabulary, question)) for _ in range(batch)]
         for _ in range(4)
     ]
-    found: dict[str, Any] = {"index": type(index).__module__, "vectors": vectors}
+
+    def alone(count: int) -> Alone:
+        with Retrieval(store, batch, question, count, **options | {"mode": "serial_pinned", "depth": 1}) as retrieval:
+            return stages_alone(retrieval.pipeline, batches[0])
+
+    few, many = (alone(count) for count in _LENGTHS)
+    longest = max(few.h2d, few.d2h)
+    room = model.config.n_positions - document - question
+    count = _fitted(_LENGTHS, (few.compute, many.compute), longest, min(room, 200))
+    index.width = _WIDTHS[1]
+    wide = alone(_LENGTHS[0])
+    index.width = _fitted(_WIDTHS, (few.prepare, wide.prepare), longest, vectors)
+    found: dict[str, Any] = {"document": document, "question": question, "answer": count, "search width": index.width}
     for mode in ("serial_pinned", "producer"):
-        with Retrieval(store, batch, question, count, mode=mode, record=True, **options) as retrieval:
+        with Retrieval(store, batch, question, count, record=True, **options | {"mode": mode}) as retrieval:
             found[mode] = runs_beside_ideal(retrieval.pipeline, batches, counts)
     return found
+
+
+def _fitted(at: tuple[int, int], seconds: tuple[float, float], wanted: float, most: int) -> int:
+    """Where a straight line through two times reaches the time wanted; from the first to `most`."""
+    slope = (seconds[1] - seconds[0]) / (at[1] - at[0])
+    there = at[0] + (wanted - seconds[0]) / slope if slope > 0 else at[0]
+    return int(np.clip(round(there), at[0], most))
 
 
 class _Folded:
     """An index of many vectors for few documents: vector i belongs to document i modulo their number."""
 
-    def __init__(self, index: Index, documents: int) -> None:
+    def __init__(self, index: Any, documents: int) -> None:
         self._index, self._documents = index, documents
+        self.width = _WIDTHS[0]
 
     def search(self, vectors: np.ndarray, count: int) -> Any:
+        """As the index, with documents' numbers."""
+        self._index.expansion_search = self.width
         self.keys = np.asarray(self._index.search(vectors, count).keys) % self._documents
         return self
 
@@ -316,7 +324,7 @@ PARTS: dict[str, Part] = {
     "decode_256": _named("8 sequences, 256 positions", decode_seconds, 8, 256, 128),
     "launches": lambda model, *_: launch_seconds(model, 8, 1024),
     "batches": lambda model, *_: batches_beside_ideal(model, 8, 1024, 256),
-    "retrieval": lambda model, *_: retrieval_beside_ideal(model, 8, 512, 32, 16),
+    "retrieval": lambda model, *_: retrieval_beside_ideal(model, 8, 768, 32),
 }
 
 
