@@ -73,7 +73,7 @@ def test_clusters_with_blocks_that_have_nothing(cluster, columns, rng, in_simula
     x = pitched((3, columns), np.float32)
     x[...] = rng.standard_normal(x.shape, np.float32)
     out = pitched(x.shape, np.float32)
-    softmaxed(x, "cluster", out, cluster=cluster, threads=32)
+    softmaxed(x, "cluster", out, parts=cluster, threads=32)
     np.testing.assert_allclose(out, softmax.reference(x), rtol=1e-5)
     softmaxed(x, "ring", out, cluster=cluster, threads=32, clusters=2, stages=2)
     np.testing.assert_allclose(out, softmax.reference(x), rtol=1e-5)

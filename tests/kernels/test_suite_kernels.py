@@ -152,6 +152,8 @@ IMAGES = np.zeros((2, 8, 8, 16), np.float32)
 WINDOW = patches.Convolution()
 
 BY_ENGINE = ("UBLKCP.S.G", "SYNCS", "LDS.128")
+# What blocks that meet in global memory have besides.
+MEETING = {"grid": (np.zeros((64, 4, 2), np.float32), np.zeros(65, np.uint32), TILES)}
 # Steps of softmax and rmsnorm: options, and what else is in the machine code or must not be.
 ROWS = [
     ("registers", row.make_row, {"threads": 512, "vectors": 8}, ("LDG.E.128",), ("UBLKCP", "UCGABAR")),
@@ -159,11 +161,18 @@ ROWS = [
     (
         "cluster",
         row.make_row,
-        {"threads": 512, "vectors": 8, "part_bytes": 65536, "cluster": 16},
+        {"threads": 512, "vectors": 2, "part_bytes": 65536, "held": False, "cluster": 16, "min_blocks": 3},
         (*BY_ENGINE, "UCGABAR"),
         (),
     ),
     ("ring", make_ring, {"threads": 512, "passes": 8, "cluster": 16}, (*BY_ENGINE, "UCGABAR"), ()),
+    (
+        "grid",
+        row.make_row,
+        {"threads": 512, "vectors": 2, "part_bytes": 65536, "held": False, "grid": True, "min_blocks": 3},
+        (*BY_ENGINE, "ATOMG"),
+        ("UCGABAR",),
+    ),
 ]
 
 # A grid and weights of a stencil; a transpose's matrices by their bits, and where its tiles are.
@@ -319,7 +328,7 @@ COMPILED = {
     **{
         f"softmax.{name}": (
             functools.partial(make, "softmax", "float32", **options),
-            lambda: (FLOATS, FLOATS),
+            lambda name=name: (FLOATS, FLOATS, *MEETING.get(name, ())),
             "sm_90a",
             ("STG.E.128", "MUFU.EX2", *also),
             never,
@@ -343,7 +352,7 @@ COMPILED = {
     **{
         f"rmsnorm.{name}": (
             functools.partial(make, "rmsnorm", "float32", **options),
-            lambda: (FLOATS, FLOATS[0], FLOATS, NO_BIAS, NO_BIAS),
+            lambda name=name: (FLOATS, FLOATS[0], FLOATS, NO_BIAS, NO_BIAS, *MEETING.get(name, ())),
             "sm_90a",
             ("STG.E.128", "MUFU.RSQ", "LDG.E.128", *also),
             never,

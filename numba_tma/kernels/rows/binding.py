@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ... import arrays, driver
+from ...device_array import DeviceArray
 from ..problem import Case, Variant, check_options
 from .operands import Operands, need_aligned, operands, resident_blocks
 from .plain import PLAIN
 from .ring import make_ring
 from .row import make_row
 
-PART_BYTES = 64 * 1024  # of a row in one block: what 512 threads hold in their registers
+PART_BYTES = 64 * 1024  # of a row in one block: what 512 threads hold in registers; three such parts fit on an SM
+MAX_PART_BYTES = 224 * 1024
+PART_GRAIN = 4096  # room for parts is made in steps of so much, so that few kernels are compiled
 MAX_CLUSTER = 16
 VECTOR = 16
 
 
 OPTIONS = {
     "plain": ("threads",),
-    "online": ("threads", "vectors", "min_blocks", "cluster"),
-    "registers": ("threads", "min_blocks", "cluster"),
-    "bulk": ("threads", "min_blocks"),
-    "cluster": ("threads", "min_blocks", "cluster"),
+    "online": ("threads", "vectors", "min_blocks", "evict"),
+    "registers": ("threads", "min_blocks", "evict"),
+    "bulk": ("threads", "min_blocks", "evict"),
+    "cluster": ("parts", "threads", "vectors", "min_blocks", "evict"),
     "ring": ("threads", "min_blocks", "cluster", "stages", "clusters"),
+    "grid": ("parts", "threads", "vectors", "min_blocks", "evict"),
 }
 
 
@@ -83,50 +91,106 @@ def bind_online(operation: str) -> Callable[..., Callable[[], Any]]:
         threads: int | None = None,
         vectors: int = 4,
         min_blocks: int = 1,
-        cluster: int = 1,
+        evict: bool = False,
         stream: object = None,
     ) -> Callable[[], Any]:
         o = operands(given, epsilon)
-        share = -(-o.vectors // cluster)
         if threads is None:
-            threads = min(512, _threads(share, vectors))
+            threads = min(512, _threads(o.vectors, vectors))
         kernel = make_row(
             operation,
             o.dtype,
             threads,
             vectors,
             held=False,
-            cluster=cluster,
             min_blocks=min_blocks,
+            evict=evict,
             single=not o.aligned,
         )
-        return kernel[o.rows * cluster, None, stream].bind(*o.arguments)
+        return kernel[o.rows, None, stream].bind(*o.arguments)
 
     return bind
 
 
 def bind_held(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
-    """Bind one row a block or cluster, held in registers: from global memory (`registers`), or by the copy engine."""
+    """Bind one row a block, held in registers: from global memory (`registers`), or by the copy engine (`bulk`)."""
 
     def bind(
         given: Mapping[str, Any],
         *,
         epsilon: float = 0.0,
-        cluster: int | None = None,
         threads: int | None = None,
         min_blocks: int = 1,
+        evict: bool = False,
         stream: object = None,
     ) -> Callable[[], Any]:
         o = operands(given, epsilon)
         need_aligned(o, variant)
-        s = split(o.vectors, 1 if variant == "bulk" else cluster, threads)
+        s = split(o.vectors, 1, threads)
         part_bytes = 0 if variant == "registers" else s.passes * s.threads * VECTOR
         kernel = make_row(
-            operation, o.dtype, s.threads, s.passes, part_bytes=part_bytes, cluster=s.cluster, min_blocks=min_blocks
+            operation, o.dtype, s.threads, s.passes, part_bytes=part_bytes, min_blocks=min_blocks, evict=evict
         )
-        return kernel[o.rows * s.cluster, None, stream].bind(*o.arguments)
+        return kernel[o.rows, None, stream].bind(*o.arguments)
 
     return bind
+
+
+def bind_parts(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
+    """Bind rows over several blocks, a part of up to 64 KB in the shared memory of each, three of them on an SM.
+
+    They are a cluster (`cluster`), or any blocks of the grid (`grid`).
+    """
+
+    def bind(
+        given: Mapping[str, Any],
+        *,
+        epsilon: float = 0.0,
+        parts: int | None = None,
+        threads: int = 512,
+        vectors: int = 2,
+        min_blocks: int = 3,
+        evict: bool = False,
+        stream: object = None,
+    ) -> Callable[[], Any]:
+        o = operands(given, epsilon)
+        need_aligned(o, variant)
+        if parts is None:
+            parts = _parts(o.vectors, variant)
+        part_bytes = -(-o.vectors * VECTOR // (parts * PART_GRAIN)) * PART_GRAIN
+        if part_bytes > MAX_PART_BYTES or (variant == "cluster" and parts > MAX_CLUSTER):
+            raise ValueError(
+                f"rows of {o.vectors * VECTOR:,} B in {parts} parts of {part_bytes:,} B: a block has room for "
+                f"{MAX_PART_BYTES:,} B, a cluster has at most {MAX_CLUSTER} blocks; take more parts of variant 'grid'"
+            )
+        options = {"held": False, "part_bytes": part_bytes, "min_blocks": min_blocks, "evict": evict}
+        if variant == "cluster":
+            kernel = make_row(operation, o.dtype, threads, vectors, cluster=parts, **options)
+            return kernel[o.rows * parts, None, stream].bind(*o.arguments)
+        kernel = make_row(operation, o.dtype, threads, vectors, grid=True, **options)
+        meeting = _meeting(o, parts, driver.stream_handle(stream))
+        return kernel[o.rows * parts, None, stream].bind(*o.arguments, *meeting, np.uint32(parts))
+
+    return bind
+
+
+def _parts(vectors: int, variant: str) -> int:
+    """Parts of up to 64 KB: any number, or a power of two for a cluster."""
+    parts = max(1, -(-vectors * VECTOR // PART_BYTES))
+    return min(MAX_CLUSTER, 1 << (parts - 1).bit_length()) if variant == "cluster" else parts
+
+
+def _meeting(o: Operands, parts: int, stream: int) -> tuple[Any, Any]:
+    """Where the blocks of a row over the grid meet: pairs and counters, the latter zero."""
+    if arrays.view(o.x).host:
+        return np.empty((o.rows, parts, 2), np.float32), np.zeros(o.rows + 1, np.uint32)
+    return _meeting_on_gpu(o.rows, parts, stream, driver.current_device())
+
+
+@functools.lru_cache(maxsize=8)
+def _meeting_on_gpu(rows: int, parts: int, stream: int, device: int) -> tuple[DeviceArray, DeviceArray]:
+    """One for each stream, on which launches follow one another; each leaves the counters as it found them."""
+    return DeviceArray.empty((rows, parts, 2), np.float32), DeviceArray(np.zeros(rows + 1, np.uint32))
 
 
 def bind_ring(operation: str) -> Callable[..., Callable[[], Any]]:
@@ -163,8 +227,9 @@ def variants(operation: str) -> tuple[Variant, ...]:
         Variant("online", "ld/st", "one pass for both numbers, 16 bytes a thread and access", bind_online(operation)),
         Variant("registers", "ld/st", "the row read once, and held", bind_held(operation, "registers")),
         Variant("bulk", "TMA", "fetched by one bulk copy, while no thread waits", bind_held(operation, "bulk")),
-        Variant("cluster", "TMA", "a row over the blocks of a cluster", bind_held(operation, "cluster")),
+        Variant("cluster", "TMA", "a row over the blocks of a cluster", bind_parts(operation, "cluster")),
         Variant("ring", "TMA", "blocks that stay; the next rows on their way", bind_ring(operation)),
+        Variant("grid", "TMA", "a row over any blocks, which meet in global memory", bind_parts(operation, "grid")),
     )
 
 
@@ -206,7 +271,11 @@ def run(
 
 
 # Small rows leave the blocks of a cluster, and a ring's second turn, without work unless they are asked for.
-SMALL = {"cluster": {"cluster": 2}, "ring": {"cluster": 2, "clusters": 2, "stages": 2}}
+SMALL = {
+    "cluster": {"parts": 2, "threads": 32},
+    "ring": {"cluster": 2, "clusters": 2, "stages": 2},
+    "grid": {"parts": 3, "threads": 32},
+}
 
 
 def gpu_cases(options: Mapping[str, Any] | None = None) -> list[Case]:

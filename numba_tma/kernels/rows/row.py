@@ -59,6 +59,7 @@ def make_row(
     part_bytes: int = 0,
     cluster: int = 1,
     grid: bool = False,
+    evict: bool = False,
     min_blocks: int = 1,
     single: bool = False,
 ) -> Kernel:
@@ -73,6 +74,7 @@ def make_row(
         part_bytes: shared memory for a block's part of the row; with 0 it is taken from global memory.
         cluster: blocks that share a row, up to 16.
         grid: any number of blocks share a row and meet in global memory; the kernel has three arguments more.
+        evict: the last read of x tells the L2 cache to let its lines go first, and so to keep what is written longer.
         min_blocks: blocks that an SM is to hold.
         single: single elements from global memory instead of vectors: rows may start anywhere and have any strides.
     """
@@ -100,25 +102,33 @@ def make_row(
             ptx.mbarrier_init(bar, 1)
             ptx.fence_mbarrier_init()
             ptx.mbarrier_arrive_expect_tx(bar, uint32(own * uint32(16)))
+            nbytes = uint32(own * uint32(16))
             if own > 0:
-                ptx.cp_async_bulk_shared_global(smem.part[0], source, uint32(own * uint32(16)), bar)
+                if evict:
+                    policy = ptx.createpolicy_fractional_l2_evict_first(1.0)
+                    ptx.cp_async_bulk_shared_global_l2_hint(smem.part[0], source, nbytes, bar, policy)
+                else:
+                    ptx.cp_async_bulk_shared_global(smem.part[0], source, nbytes, bar)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_vector(values, base, x, row, source, index):
+    def load_vector(values, base, x, row, source, index, last):
         if by_engine:
             access.load_shared(values, base, smem.part[0].address_of(uint32(index * uint32(16))))
         elif single:
             values[base] = float32(x[row, index])
+        elif evict and last:
+            policy = ptx.createpolicy_fractional_l2_evict_first(1.0)
+            access.load_last(values, base, source + uint64(index) * uint64(16), policy)
         else:
             access.load_global(values, base, source + uint64(index) * uint64(16))
 
     @cuda.jit(device=True, forceinline=True)
-    def load(values, x, row, source, index, own):
+    def load(values, x, row, source, index, own, last):
         for i in range(vectors):
             unroll()
             vector = uint32(index + uint32(i * threads))
             if vector < own:
-                load_vector(values, i * width, x, row, source, vector)
+                load_vector(values, i * width, x, row, source, vector, last)
             else:
                 for j in range(width):
                     unroll()
@@ -179,12 +189,12 @@ def make_row(
             mbarrier_wait(smem.full[0], 0)
 
         # One number or two for what each thread has …
-        load(values, x, row, source, thread, own)
+        load(values, x, row, source, thread, own, held)
         own_a, own_b = op.partial(values)
         if not held:
             index = uint32(thread + ahead)
             while index < own:
-                load(values, x, row, source, index, own)
+                load(values, x, row, source, index, own, False)
                 values[count - 1] = float32(op.missing)
                 other_a, other_b = op.partial(values)
                 own_a, own_b = op.merge(own_a, own_b, other_a, other_b)
@@ -203,7 +213,7 @@ def make_row(
             factor = op.factor(a, a, b, inverse, epsilon)
             index = thread
             while index < own:
-                load(values, x, row, source, index, own)
+                load(values, x, row, source, index, own, True)
                 for i in range(vectors * width):
                     unroll()
                     values[i] = op.weigh(values[i], a)

@@ -20,6 +20,8 @@ class Vectors(NamedTuple):
 
     load_shared(values, base, address), load_global(values, base, address)
         Read 16 bytes, widened to float32.
+    load_last(values, base, address, policy)
+        Read 16 bytes of global memory with a cache policy for L2.
     store_global(address, values, base)
         Write 16 bytes, rounded to the row's type.
     keep(words, base, address), scale(values, base, words, word)
@@ -29,6 +31,7 @@ class Vectors(NamedTuple):
     width: int
     load_shared: Callable
     load_global: Callable
+    load_last: Callable
     store_global: Callable
     keep: Callable
     scale: Callable
@@ -62,6 +65,12 @@ def _single(keep: Callable) -> Vectors:
         put(values, base, a, b, c, d)
 
     @cuda.jit(device=True, forceinline=True)
+    def load_last(values, base, address, policy):
+        a, b, c, d = ptx.ld_global_nc_v4_u32_l2_hint(address, policy)
+        number = cuda.libdevice.int_as_float
+        put(values, base, number(int32(a)), number(int32(b)), number(int32(c)), number(int32(d)))
+
+    @cuda.jit(device=True, forceinline=True)
     def store_global(address, values, base):
         ptx.st_global_v4_f32(address, values[base], values[base + 1], values[base + 2], values[base + 3])
 
@@ -71,7 +80,7 @@ def _single(keep: Callable) -> Vectors:
             unroll()
             values[base + i] *= cuda.libdevice.int_as_float(int32(words[word + i]))
 
-    return Vectors(4, load_shared, load_global, store_global, keep, scale)
+    return Vectors(4, load_shared, load_global, load_last, store_global, keep, scale)
 
 
 def _half(keep: Callable, dtype: str) -> Vectors:
@@ -96,6 +105,11 @@ def _half(keep: Callable, dtype: str) -> Vectors:
         put(values, base, a, b, c, d)
 
     @cuda.jit(device=True, forceinline=True)
+    def load_last(values, base, address, policy):
+        a, b, c, d = ptx.ld_global_nc_v4_u32_l2_hint(address, policy)
+        put(values, base, a, b, c, d)
+
+    @cuda.jit(device=True, forceinline=True)
     def pair(values, base):
         return narrow(values[base + 1], values[base])
 
@@ -113,4 +127,4 @@ def _half(keep: Callable, dtype: str) -> Vectors:
             values[base + 2 * i] *= low
             values[base + 2 * i + 1] *= high
 
-    return Vectors(8, load_shared, load_global, store_global, keep, scale)
+    return Vectors(8, load_shared, load_global, load_last, store_global, keep, scale)
