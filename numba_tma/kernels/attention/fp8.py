@@ -16,7 +16,7 @@ from ...device_array import DeviceArray
 from ...tensor_map import TensorMap
 from ..calls import current_stream, new_like
 from .fp8_quantise import CHUNK, KV_BLOCK, Q_BLOCK, make_quantise_rows, make_quantise_values
-from .fp8_warpgroup import FLOAT8, HEAD_DIMS, ROWS, make_fp8
+from .fp8_warpgroup import FLOAT8, HEAD_DIMS, make_fp8
 from .masks import UNBOUNDED, Band
 from .operands import Operands, Scores, operands
 
@@ -142,7 +142,7 @@ def bind_attend(
     kernel = make_fp8(head_dim, dtypes.lookup(arrays.view(o).dtype).name, band.kind, **configuration)
     keys, columns = configuration["keys"], min(head_dim, 128)
     swizzle = f"{columns}B"
-    tiles_m = -(-sq // ROWS)
+    tiles_m = -(-sq // (Q_BLOCK * configuration.get("consumers", 2)))
     tiles = tiles_m * heads * batch
     together = max(1, _L2_BYTES // (2 * skv * head_dim))
     counts = (tiles_m, heads, heads * batch, together, heads // kv_heads)

@@ -45,7 +45,8 @@ from .warpgroup import Tile, make_tile, release
 
 FLOAT8 = "float8_e4m3fn"
 HEAD_DIMS = (64, 128, 256)
-ROWS = 2 * GROUP_ROWS  # of a tile
+# Registers of the producer's threads and the consumers', by the number of these.
+REGISTERS = {2: (24, 240), 3: (32, 160)}
 SHIFT = 8  # of the exponents: a row's largest weight is 2 to this power
 _STEP = 32  # of the inner dimension, in one instruction
 _EIGHT_ROWS = 8
@@ -468,9 +469,9 @@ def make_fp8(
     stages: int = 3,
     promote: bool = True,
     ping_pong: bool = False,
-    registers: tuple[int, int] = (24, 240),
+    consumers: int = 2,
 ) -> Kernel:
-    """Two consumer warpgroups of 64 queries, one of whose softmaxes runs beside the next block's scores.
+    """Consumer warpgroups of 64 queries each, whose softmaxes run beside the block's product and each other's.
 
     Tensor maps are of q8 and k8 (batch, rows, heads, head_dim), boxes of 128 columns (or the 64 there are) of one head;
     of v8 (batch, heads, chunks, head_dim / 16, 256), boxes of keys / 16 chunks; and of o, boxes of 64 rows and columns.
@@ -481,14 +482,15 @@ def make_fp8(
         stages: of the rings.
         promote: whether each block's product starts from nothing and is added to O in float32; it takes head_dim / 2
             registers.
-        ping_pong: whether the warpgroups take turns in starting.
-        registers: of the producer's threads and the consumers'.
+        ping_pong: whether two warpgroups take turns in starting.
+        consumers: warpgroups of 64 queries each, 2 or 3.
     """
-    consumers, pair = 2, 2 * WARPGROUP
+    pair = 2 * WARPGROUP
+    ping_pong = ping_pong and consumers == 2
     score_elements, o_elements, p_elements = keys // 2, head_dim // 2, keys // 8
     behind_scores = keys // _STEP  # groups
     product_elements = o_elements if promote else 1
-    fewer, more = registers
+    fewer, more = REGISTERS[consumers]
     scores = make_scores(head_dim, keys)
     clear, start, finish, settle, settle_last = make_sum(head_dim, keys, promote)
     masks = make_tile_masks(kind, GROUP_ROWS, keys)
@@ -540,8 +542,11 @@ def make_fp8(
         else:
             ptx.setmaxnreg_inc(more)
             # By a vote, so that ptxas sees that it is the same for a warp, and keeps descriptors in uniform registers.
-            second = cuda.any_sync(_ALL_LANES, thread >= uint32(2 * WARPGROUP))
-            mine = uint32(1) if second else uint32(0)
+            mine = uint32(0)
+            for i in range(1, consumers):
+                unroll()
+                if cuda.any_sync(_ALL_LANES, thread >= uint32((i + 1) * WARPGROUP)):
+                    mine = uint32(i)
             thread = uint32(thread % uint32(WARPGROUP))
             lane_row = uint32(thread // uint32(32) * uint32(16) + thread % uint32(32) // uint32(4))
             lane_key = uint32(thread % uint32(4) * uint32(2))
