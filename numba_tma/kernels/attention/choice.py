@@ -10,9 +10,10 @@ from .masks import Kind
 
 # Of keys and values that the heads which are gone through together have: they stay in an H200's L2 of 50 MB.
 _L2_BYTES = 32 << 20
-# From here on a tile takes so long that its start and end do not count, and blocks that the hardware hands out are 3 to
-# 7 % faster: SMs that begin together ask L2 for the same keys at the same time. Persistent ones drift apart.
-_LONG = 6144
+# From so many keys on a tile takes so long that its start and end do not count, and a block for each tile is faster than
+# blocks that claim them: what begins together asks L2 for the same keys at the same time. Without a mask all tiles are
+# equally long, and blocks that stay keep in step for longer.
+_LONG, _LONG_UNMASKED = 6144, 65536
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ def choose(head_dim: int, kind: Kind, skv: int) -> Configuration:
     Registers decide: a consumer's thread has half of O's columns and of the block's scores, and with three consumers
     160 registers in all. From 129 columns on, O leaves by way of Q's shared memory, for which there is no room else.
     """
-    persistent = skv < _LONG
+    masked = kind.left or kind.right
+    persistent = skv < (_LONG if masked else _LONG_UNMASKED)
     if head_dim <= 64:
-        return Configuration(consumers=3, persistent=persistent)
+        return Configuration(consumers=3)
     if head_dim <= 128:
-        return Configuration(ping_pong=persistent and not (kind.left or kind.right), persistent=persistent)
+        return Configuration(ping_pong=not masked, persistent=persistent)
     return Configuration(keys=96 if head_dim <= 192 else 80, o_over_q=True, persistent=persistent)
 
 

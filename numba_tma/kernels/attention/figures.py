@@ -1,7 +1,8 @@
 """What docs/attention.md tells of `attention`: scripts/measure.py runs these, on a GPU with PyTorch.
 
 Times are medians in seconds; what is compared runs in turn, each for some 10 ms on end, so that clocks are those of
-steady work. Peers that are not installed are left out.
+steady work. The order is another one in each round: near the board's power limit, who comes after an idler kernel has a
+higher clock. Peers that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ def in_turn(launches: Mapping[str, Callable[[], Any]], rounds: int = _ROUNDS) ->
         seconds(launch, 2)
     times = {name: max(1, round(_SLICE / seconds(launch, 2))) for name, launch in launches.items()}
     samples: dict[str, list[float]] = {name: [] for name in launches}
+    rng = np.random.default_rng(0)
     for _ in range(rounds):
-        for name, launch in launches.items():
-            samples[name].append(seconds(launch, times[name]))
+        for name in rng.permutation(list(launches)):
+            samples[name].append(seconds(launches[name], times[name]))
     return {name: float(np.median(values)) for name, values in samples.items()}
 
 
