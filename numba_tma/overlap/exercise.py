@@ -17,7 +17,7 @@ from numba.cuda.types import uint32
 from .. import driver
 from ..launch import kernel
 from .pipeline import Pipeline
-from .rates import elapsed
+from .rates import steady
 
 FACTOR, STEP = 1664525, 1013904223
 _THREADS = 256
@@ -100,4 +100,4 @@ def balanced_rounds(words: int, seconds: float) -> int:
 
 def _kernel_seconds(words: int, rounds: int) -> float:
     with make_pipeline(words, rounds, depth=1) as pipeline, pipeline.rehearsal(pipeline.pinned()) as rehearsal:
-        return min(elapsed(pipeline.engines, rehearsal.stream, rehearsal.compute) for _ in range(5))
+        return steady(pipeline.engines, rehearsal.stream, rehearsal.compute)

@@ -37,9 +37,9 @@ class Buffers:
             self.engines.close_stream(stream)
 
 
-def as_written(buffers: Buffers, compute: Callable) -> list[np.ndarray]:
+def as_written(buffers: Buffers, compute: Callable) -> None:
     """The next batch is copied on one stream, a kernel runs on a second, results go out on a third, and each turn ends
-    with a wait for the kernel's stream. Returns what is in the results' memory then."""
+    with a wait for the kernel's stream."""
     b, engines = buffers, buffers.engines
     for i in range(len(b.host)):
         here, other = i % 2, (i + 1) % 2
@@ -49,10 +49,9 @@ def as_written(buffers: Buffers, compute: Callable) -> list[np.ndarray]:
         if i > 0:
             engines.copy_out(b.results[i - 1], b.outputs[other], b.copy_out)
         engines.drain([b.compute])
-    return [result.copy() for result in b.results]
 
 
-def mended(buffers: Buffers, compute: Callable) -> list[np.ndarray]:
+def mended(buffers: Buffers, compute: Callable) -> None:
     """The same with an event after each piece of work, and a wait for it before each that needs it."""
     b, engines = buffers, buffers.engines
     copied, computed, returned = ([engines.event() for _ in range(2)] for _ in range(3))
@@ -71,7 +70,6 @@ def mended(buffers: Buffers, compute: Callable) -> list[np.ndarray]:
         engines.copy_out(b.results[i], b.outputs[here], b.copy_out)
         engines.record(returned[here], b.copy_out)
     engines.drain([b.copy_out])  # the last result as well
-    return [result.copy() for result in b.results]
 
 
 def enqueue(engines: Any, compute: Callable, source: Any, target: Any, stream: Any) -> None:

@@ -72,7 +72,7 @@ def modes(
         inputs = pinned if mode.pinned else pageable
         reports[name], found[name] = run_mode(words, rounds, counts, mode=mode, inputs=inputs, **options)
     alone = found["three_streams"]
-    return reports, Alone(alone.h2d, alone.compute, alone.d2h)
+    return reports, dataclasses.replace(alone, prepare=0.0)
 
 
 def as_rows(reports: Mapping[str, Mapping[int, Report]], alone: Alone) -> dict[str, Any]:

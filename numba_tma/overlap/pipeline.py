@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,7 @@ class Pipeline:
         self._ring = Ring([], self.engines.now)
         self._last_computed: Any = None
         self._runs: weakref.WeakSet[Iterator[Result]] = weakref.WeakSet()
+        self._threads: ThreadPoolExecutor | None = None
         self._running = False
         self._closed = False
         self.report = Report(self.mode.name, self.engines.name, self.engines.modelled)
@@ -299,6 +301,8 @@ class Pipeline:
         for run in list(self._runs):
             run.close()
         self._closed = True
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
         self.engines.enter_thread()
         with contextlib.suppress(Exception):  # a device that has failed must not keep the rest from being freed
             self.engines.drain(self._streams)
@@ -430,20 +434,18 @@ class Pipeline:
             finally:
                 submitted.put(None)
 
-        threads = [
-            threading.Thread(target=contextvars.copy_context().run, args=(work,), name=f"overlap-{name}", daemon=True)
-            for name, work in (("prepare", produce), ("submit", submit))
-        ]
-        for thread in threads:
-            thread.start()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(2, "overlap")  # kept between runs: to start a thread takes time
+        work = [self._threads.submit(contextvars.copy_context().run, part) for part in (produce, submit)]
         try:
             while (job := self._next_of(submitted)) is not None:
                 yield job
         finally:
             stopped.set()
             self._ring.wake()
-            for thread in threads:
-                thread.join()
+            wait(work)
+        for part in work:
+            part.result()
 
     def _next_of(self, submitted: queue.SimpleQueue) -> _Job | None:
         while True:

@@ -212,8 +212,9 @@ def loop(setting: Setting) -> dict[str, Any]:
             buffers = loops.Buffers(engines, data)
             try:
                 engines.begin()
-                results = program(buffers, compute)
+                program(buffers, compute)
                 found[f"{name}_seconds"] = engines.now()
+                results = [result.copy() for result in buffers.results]
             finally:
                 buffers.close()
             found[f"{name}_wrong"] = loops.wrong(results, expected)

@@ -14,7 +14,8 @@ from .modes import D2H, H2D
 from .pipeline import Pipeline
 from .report import Alone
 
-_REPEATS = 7
+_REPEATS = 5
+_IN_A_ROW = 4  # pieces of work behind each other, as in a pipeline that is full
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,17 @@ class _Copies:
             self.engines.copy_out(self._host[way], self._device[way], self.streams[way])
 
     def seconds(self, way: str, other_busy: bool) -> float:
-        """Of one copy; the other direction is kept busy from before until after it."""
+        """Of one copy among several; the other direction is kept busy from before until after them."""
         other = D2H if way == H2D else H2D
         if not self.sizes[way]:
             return 0.0
         samples = []
         for _ in range(_REPEATS):
             if other_busy and self.sizes[other]:
-                for _ in range(3 + -(-3 * self.sizes[way] // self.sizes[other])):
+                for _ in range(2 + -(-2 * _IN_A_ROW * self.sizes[way] // self.sizes[other])):
                     self.enqueue(other)
             self.enqueue(way)  # by its end the other direction is under way
-            samples.append(elapsed(self.engines, self.streams[way], lambda: self.enqueue(way)))
+            samples.append(elapsed(self.engines, self.streams[way], lambda: self.enqueue(way), _IN_A_ROW))
             self.engines.drain(list(self.streams.values()))
         return statistics.median(samples)
 
@@ -70,14 +71,21 @@ class _Copies:
             self.engines.close_stream(stream)
 
 
-def elapsed(engines: Any, stream: Any, enqueue: Callable[[], None]) -> float:
-    """Seconds from when a stream reaches what `enqueue` puts on it until it is done."""
+def elapsed(engines: Any, stream: Any, enqueue: Callable[[], None], count: int = 1) -> float:
+    """Seconds that each of `count` pieces of work takes, put on a stream one behind the other by `enqueue`."""
     before, after = engines.event(), engines.event()
     engines.record(before, stream)
-    enqueue()
+    for _ in range(count):
+        enqueue()
     engines.record(after, stream)
     engines.synchronize(after)
-    return engines.seconds(after) - engines.seconds(before)
+    return (engines.seconds(after) - engines.seconds(before)) / count
+
+
+def steady(engines: Any, stream: Any, enqueue: Callable[[], None]) -> float:
+    """Seconds of a piece of work among others like it; the first few, while clocks may still rise, do not count."""
+    elapsed(engines, stream, enqueue, _IN_A_ROW)
+    return statistics.median(elapsed(engines, stream, enqueue, _IN_A_ROW) for _ in range(_REPEATS))
 
 
 def measure_rates(nbytes: int = 128 << 20, device: int | None = None) -> Rates:
@@ -116,7 +124,7 @@ def stages_alone(pipeline: Pipeline, batch: Any) -> Alone:
                 for arrays, rate in ((pipeline.inputs, model.h2d), (pipeline.outputs, model.d2h))
             ]
             return Alone(copies[0], compute, copies[1], model.prepare)
-        compute = statistics.median(elapsed(engines, rehearsal.stream, rehearsal.compute) for _ in range(_REPEATS))
+        compute = steady(engines, rehearsal.stream, rehearsal.compute)
         prepare = statistics.median(rehearsal.prepare() for _ in range(_REPEATS))
     copies = _Copies(
         engines,
@@ -124,6 +132,7 @@ def stages_alone(pipeline: Pipeline, batch: Any) -> Alone:
         sum(spec.nbytes for spec in pipeline.outputs.values()),
     )
     try:
-        return Alone(copies.seconds(H2D, True), compute, copies.seconds(D2H, True), prepare)
+        busy, idle = ({way: copies.seconds(way, other_busy) for way in (H2D, D2H)} for other_busy in (True, False))
+        return Alone(busy[H2D], compute, busy[D2H], prepare, idle[H2D], idle[D2H])
     finally:
         copies.close()

@@ -26,16 +26,34 @@ class Span:
 
 @dataclass(frozen=True)
 class Alone:
-    """Seconds that each stage of one batch takes with its engine to itself; copies with the other direction busy."""
+    """Seconds that each stage of one batch takes with its engine to itself.
+
+    Attributes:
+        h2d, d2h: a copy in and out, with the other direction busy.
+        compute: the computation.
+        prepare: preparing, on the host.
+        first_h2d, last_d2h: a copy in and out with the other direction idle, as the first and the last batch's may be;
+            by default as long as the others.
+    """
 
     h2d: float
     compute: float
     d2h: float
     prepare: float = 0.0
+    first_h2d: float | None = None
+    last_d2h: float | None = None
 
     def of(self, stage: str) -> float:
-        """Of one stage."""
+        """Of one stage among others."""
         return {PREPARE: self.prepare, H2D: self.h2d, COMPUTE: self.compute, D2H: self.d2h}[stage]
+
+    def at_the_ends(self, stage: str) -> float:
+        """Of one stage while the pipeline fills or drains."""
+        if stage == H2D and self.first_h2d is not None:
+            return self.first_h2d
+        if stage == D2H and self.last_d2h is not None:
+            return self.last_d2h
+        return self.of(stage)
 
 
 def ideal(alone: Alone, batches: int) -> float:
@@ -43,9 +61,8 @@ def ideal(alone: Alone, batches: int) -> float:
     stages of the first and the last batch (one fill, one drain)."""
     if batches < 1:
         return 0.0
-    times = [alone.of(stage) for stage in STAGES]
-    longest = max(times)
-    return sum(times) + (batches - 1) * longest
+    longest = max(STAGES, key=alone.of)
+    return batches * alone.of(longest) + sum(alone.at_the_ends(stage) for stage in STAGES if stage != longest)
 
 
 def serial(alone: Alone, batches: int) -> float:

@@ -90,6 +90,9 @@ def test_ideal_by_hand():
     assert ideal(Alone(6.0, 5.0, 1.0), 4) == 4 * 6 + 5 + 1
     assert ideal(Alone(1.0, 1.0, 1.0, prepare=3.0), 2) == 2 * 3 + 3
     assert ideal(Alone(1.0, 1.0, 1.0), 0) == 0
+    ends = Alone(2.0, 5.0, 3.0, first_h2d=1.5, last_d2h=2.5)
+    assert ideal(ends, 4) == 1.5 + 4 * 5 + 2.5
+    assert ideal(Alone(6.0, 5.0, 3.0, first_h2d=1.5, last_d2h=2.5), 4) == 4 * 6 + 5 + 2.5
     assert serial(Alone(2.0, 5.0, 1.0), 4) == 32
 
 
@@ -156,7 +159,8 @@ def test_a_loop_that_frees_a_buffer_too_early_is_wrong(setting):
     def compute(inputs, outputs, stream):
         outputs["words"][...] = inputs["words"] + 1
 
-    assert loops.wrong(loops.mended(hasty, compute), [words + 1 for words in data])
+    loops.mended(hasty, compute)
+    assert loops.wrong(hasty.results, [words + 1 for words in data])
 
 
 def test_pitfalls_on_the_model(setting):
