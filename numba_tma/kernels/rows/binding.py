@@ -279,10 +279,10 @@ SMALL = {
 
 
 def gpu_cases(options: Mapping[str, Any] | None = None) -> list[Case]:
-    """256 MB of rows of 4k to 256k columns, in the types that matter most; `bulk` only where a block holds a row."""
+    """128 MB of rows of 4k to 256k columns; `registers` and `bulk` only where a block holds a row."""
     cases = []
-    for dtype, itemsize in (("float32", 4), ("bfloat16", 2)):
-        for columns in (4096, 32768, 262144):
-            without = ("bulk",) if columns * itemsize > PART_BYTES else ()
-            cases.append(Case(((1 << 28) // (columns * itemsize), columns), dtype, options or {}, without=without))
+    for rows, columns, dtype in ((8192, 4096, "float32"), (2048, 32768, "bfloat16"), (128, 262144, "float32")):
+        long = columns > 32768
+        without = ("registers", "bulk") if long else ()
+        cases.append(Case((rows, columns), dtype, options or {}, without=without))
     return cases
