@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Make the documentation's pictures in docs/pictures. --check: only say whether they are up to date."""
+"""Make the documentation's pictures in docs/pictures from docs/results and the simulator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from numba_tma.pictures import pictures
+from numba_tma.pictures import attention_turns, pictures
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -16,7 +16,15 @@ def main() -> int:
     """Draw and write; the exit status is 1 if --check finds one that differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a picture is not up to date")
-    check = parser.parse_args().check
+    parser.add_argument(
+        "--model",
+        action="store_true",
+        help=f"model anew what docs/results/{attention_turns.FILE} keeps, the times of a model",
+    )
+    options = parser.parse_args()
+    check = options.check
+    if options.model and not check:
+        attention_turns.model(ROOT / "docs" / "results")
     folder = ROOT / "docs" / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     wanted = pictures(ROOT / "docs" / "results")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import fill, matmul, results, ring, swizzle
+from . import attention_blocks, attention_registers, attention_turns, fill, matmul, ragged, results, ring, swizzle
 
 __all__ = ["pictures"]
 
@@ -20,5 +20,9 @@ def pictures(folder: Path) -> dict[str, str]:
         "fill.svg": fill.draw(),
         "ring.svg": ring.draw(),
         "matmul.svg": matmul.draw(folder),
+        "attention_blocks.svg": attention_blocks.draw(),
+        "attention_turns.svg": attention_turns.draw(folder),
+        "attention_registers.svg": attention_registers.draw(),
+        "ragged.svg": ragged.draw(),
         **results.draw(folder),
     }

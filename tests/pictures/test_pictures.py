@@ -11,7 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numba_tma.pictures import fill, pictures, results, ring, swizzle
+from numba_tma.pictures import (
+    attention_blocks,
+    attention_registers,
+    attention_turns,
+    fill,
+    pictures,
+    ragged,
+    results,
+    ring,
+    swizzle,
+)
 from numba_tma.pictures.svg import Picture
 from numba_tma.sim.descriptor import Swizzle
 
@@ -153,3 +163,84 @@ def test_products_are_as_long_as_their_rates(made):
     for bar, mark, record in zip(bars, marks, records, strict=True):
         reached, peer = float(bar.get("width")), float(mark.get("x")) + 1.5 - float(bar.get("x"))
         assert reached / peer == pytest.approx(record["cublas_seconds"] / record["seconds"], rel=0.01)
+
+
+# Attention.
+
+
+def test_limits_of_blocks():
+    """Against the whole mask: a block is fetched if a query sees some of it, masked if some query does not see all."""
+    for sq, skv in [(attention_blocks.SQ, attention_blocks.SKV), (100, 300), (300, 300)]:
+        rows, keys = attention_blocks.ROWS, attention_blocks.KEYS
+        blocks = -(-skv // keys)
+        seen = np.zeros((-(-sq // rows) * rows, blocks * keys), bool)
+        seen[:sq, :skv] = attention_blocks.BAND.visible(sq, skv)
+        for tile, numbers in enumerate(attention_blocks.limits(sq, skv).tolist()):
+            own = seen[tile * rows : min((tile + 1) * rows, sq)].reshape(-1, blocks, keys)
+            walked = attention_blocks.walk(*numbers)
+            fetched = np.flatnonzero(own.any((0, 2)))
+            assert [block for block, _ in walked] == fetched[::-1].tolist()
+            for block, masked in walked:
+                assert masked or own[:, block].all()
+
+
+def test_a_walk_begins_masked_and_goes_backwards():
+    assert attention_blocks.walk(0, 0, 2, 4) == [(3, True), (2, True), (1, False), (0, False)]
+    assert attention_blocks.walk(1, 2, 3, 3) == [(2, True), (1, True)]
+
+
+def test_budgets_are_kept():
+    """O of 64 rows and D columns is D / 2 registers of each of 128 threads; the counts of all threads fit an SM."""
+    for head_dim in attention_registers.HEAD_DIMS:
+        found = attention_registers.budget(head_dim)
+        assert found.registers["O"] == 64 * head_dim / 128
+        assert found.registers["S"] == 2 * found.registers["P"] == 64 * found.configuration.keys / 128
+        assert sum(found.registers.values()) == found.total and min(found.registers.values()) > 0
+        assert found.configuration.consumers * 128 * found.total <= 65536
+        assert sum(found.shared.values()) <= attention_registers.SHARED_KB * 1024
+        assert found.shared["Q"] == found.configuration.rows * head_dim * 2
+
+
+def test_copies_end_where_sequences_end(rng):
+    lengths = tuple(rng.integers(1, 8, 3).tolist())
+    rows = sum(lengths)
+    array = np.repeat(rng.permutation(rows)[:, None] + 1, ragged.COLUMNS, axis=1).astype(np.float32)
+    found = list(ragged.copies(array, lengths))
+    assert len(found) == sum(-(-length // ragged.ROWS) for length in lengths)
+    for copy_ in found:
+        inside = min(ragged.ROWS, copy_.length - copy_.row)
+        first = copy_.start + copy_.row
+        expected = [*array[first : first + inside, 0], *[0.0] * (ragged.ROWS - inside)]
+        assert list(copy_.landed) == expected
+        assert copy_.x + copy_.y - 2**30 == first and copy_.z == 2**30
+
+
+@pytest.mark.parametrize("step", attention_turns.STEPS)
+def test_turns_of_warpgroups(step):
+    """What is kept holds together: scores, their softmax, the product; in step 8 one warpgroup's follow the other's."""
+    spans = attention_turns.kept(RESULTS)[step]
+    products = {(s.what, s.who, s.number): s for s in spans if s.what in ("scores", "weighted")}
+    assert len(products) == 4 * attention_turns.BLOCKS
+    copies = {(s.what, s.number): s for s in spans if s.what in "kv"}
+    assert len(copies) == 2 * attention_turns.BLOCKS
+    for who in "AB":
+        for number in range(attention_turns.BLOCKS):
+            scores, weighted = products["scores", who, number], products["weighted", who, number]
+            assert copies["k", number].end <= scores.start and copies["v", number].end <= weighted.start
+            assert scores.end < weighted.start
+            assert any(
+                s.what == "softmax" and s.who == who and s.start >= scores.start and s.start < weighted.start
+                for s in spans
+            )
+    order = [s.who for s in sorted(products.values(), key=lambda s: s.start)]
+    taking_turns = "AABB" * (attention_turns.BLOCKS - 1)
+    assert ("".join(order)[2:-2] == taking_turns) == (step == "ping_pong")
+
+
+def test_the_model_still_says_what_is_kept():
+    """Order and kinds are the same; times may differ a little with the compiler's version."""
+    kept, now = attention_turns.kept(RESULTS)["ping_pong"], attention_turns.modelled("ping_pong")
+    assert attention_turns.busy(now) == pytest.approx(attention_turns.busy(kept), abs=0.05)
+    for what in ("scores", "weighted", "k", "v"):
+        ends = [[s.end for s in spans if s.what == what and s.who in ("", "A")] for spans in (kept, now)]
+        np.testing.assert_allclose(ends[1], ends[0], rtol=0.1, err_msg="run scripts/make_pictures.py --model")
