@@ -11,8 +11,8 @@ from .masks import Kind
 # Of keys and values that the heads which are gone through together have: they stay in an H200's L2 of 50 MB.
 _L2_BYTES = 32 << 20
 # From so many keys on a tile takes so long that its start and end do not count, and a block for each tile was faster
-# than blocks that claim tiles; probably since what begins together asks L2 for the same keys at the same time. Without a
-# mask all tiles are equally long, and blocks that stay keep in step for longer.
+# than blocks that claim tiles; probably since what begins together asks L2 for the same keys at the same time. Without
+# a mask all tiles are equally long, and blocks that stay keep in step for longer.
 _LONG, _LONG_UNMASKED = 6144, 65536
 
 
