@@ -207,11 +207,14 @@ class Plan:
         lse = workspace.lse if lse is None else lse
         given = [seen(x) for x in (q, k, v, out)]
         if self._packed:
-            maps = [RaggedMap(x, box, swizzle="128B") for x, box in zip(given, self._boxes, strict=True)]
+            maps = [
+                RaggedMap(x, box, swizzle="128B", l2_promotion="128B")
+                for x, box in zip(given, self._boxes, strict=True)
+            ]
             lse, first, second = _as_batch(lse), *(seen(x) for x in starts[:2])
         else:
             pairs = zip(given, self._boxes, strict=True)
-            maps = [TensorMap(x, (1, *box), swizzle="128B", store=False) for x, box in pairs]
+            maps = [TensorMap(x, (1, *box), swizzle="128B", l2_promotion="128B", store=False) for x, box in pairs]
             lse, first, second = seen(lse), workspace.counter, workspace.counter  # no starts are looked at
         return (*maps, lse, workspace.counter, first, second, *self._scalars)
 
