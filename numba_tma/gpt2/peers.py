@@ -69,8 +69,11 @@ class TorchGpt2:
             [tensor(x) for part in vars(layer).values() for x in (part.weight, part.bias)] for layer in weights.layers
         ]
         self.ln_f = tensor(weights.ln_f.weight), tensor(weights.ln_f.bias)
-        shape = (config.n_layer, 2, batch, config.n_head, positions, config.head_dim)
-        self.cache = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+        # Arrays of their own for each layer: torch.compile would copy one for all whenever a part of it is written.
+        shape = (batch, config.n_head, positions, config.head_dim)
+        self.keys, self.values = (
+            [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in range(config.n_layer)] for _ in range(2)
+        )
         self.token = torch.zeros(batch, dtype=torch.long, device="cuda")
         self.length = torch.zeros((), dtype=torch.long, device="cuda")
 
@@ -82,7 +85,8 @@ class TorchGpt2:
         x = self.wte[tokens] + self.wpe[:length]
 
         def attend(i: int, q: Any, k: Any, v: Any) -> Any:
-            self.cache[i, 0, :, :, :length], self.cache[i, 1, :, :, :length] = k, v
+            self.keys[i][:, :, :length].copy_(k)
+            self.values[i][:, :, :length].copy_(v)
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         x = self._layers(x, attend)
@@ -97,11 +101,9 @@ class TorchGpt2:
         seen = (torch.arange(self.positions, device="cuda") <= self.length).view(1, 1, 1, -1)
 
         def attend(i: int, q: Any, k: Any, v: Any) -> Any:
-            self.cache[i, 0].index_copy_(2, place, k)
-            self.cache[i, 1].index_copy_(2, place, v)
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, self.cache[i, 0], self.cache[i, 1], attn_mask=seen
-            )
+            self.keys[i].index_copy_(2, place, k)
+            self.values[i].index_copy_(2, place, v)
+            return torch.nn.functional.scaled_dot_product_attention(q, self.keys[i], self.values[i], attn_mask=seen)
 
         logits = self._head(self._layers(x, attend)[:, 0])
         self.token.copy_(logits.argmax(-1))
