@@ -126,8 +126,8 @@ def _soak(results: Path) -> str:
             f"{run['batches']:,}",
             run["misplaced"],
             run["corrupt"],
-            f"{run['host_growth_bytes'] / 2**20:.1f} MiB",
-            f"{run['device_growth_bytes'] / 2**20:.1f} MiB",
+            f"{round(run['host_growth_bytes'] / 2**20, 1) + 0.0} MiB",
+            f"{round(run['device_growth_bytes'] / 2**20, 1) + 0.0} MiB",
             seconds(run["seconds"]),
         ]
         for run in _load(results)["soak"]["runs"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tabulate import tabulate
 
-from ..timeline.overlap import length, union
 from .modes import COMPUTE, D2H, H2D, PREPARE, STAGES
 
 _ENGINES = (H2D, COMPUTE, D2H)
@@ -93,12 +92,17 @@ class Report:
     bytes_out: int = 0
     spans: list[Span] = field(default_factory=list)
 
+    def engine(self, stage: str) -> list[Span]:
+        """What an engine did, in order. It does one thing at a time: what waits for it begins when the one before ends."""
+        found: list[Span] = []
+        for span in sorted((span for span in self.spans if span.stage == stage), key=lambda span: span.end):
+            start = max(span.start, found[-1].end) if found else span.start
+            found.append(replace(span, start=min(start, span.end)))
+        return found
+
     def busy(self) -> dict[str, float]:
-        """Seconds that each engine was busy, of the spans: where two batches wait for one engine, it is busy once."""
-        return {
-            stage: length(union((span.start, span.end) for span in self.spans if span.stage == stage))
-            for stage in STAGES
-        }
+        """Seconds that each engine was busy."""
+        return {stage: sum(span.end - span.start for span in self.engine(stage)) for stage in STAGES}
 
     def window(self) -> float:
         """Seconds from the first span's start to the last one's end."""

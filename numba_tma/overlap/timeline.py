@@ -48,8 +48,8 @@ def of_report(report: Report) -> Timeline:
         rows=list(rows.values()),
         intervals=[
             Interval(rows[span.stage], span.start * 1e9, span.end * 1e9, _KINDS[span.stage], f"batch {span.batch}")
-            for span in report.spans
-            if span.stage in rows
+            for stage in rows
+            for span in report.engine(stage)
         ],
         notes=[report.device] if report.modelled else [],
     )
@@ -62,7 +62,8 @@ def svg(report: Report, *, batches: int = 12, width: int = 1100) -> str:
         ValueError: the run was not recorded.
     """
     _check(report)
-    return _Drawing(report, [span for span in report.spans if span.batch < batches], width).svg()
+    shown = [span for stage in STAGES for span in report.engine(stage) if span.batch < batches]
+    return _Drawing(report, shown, width).svg()
 
 
 def save(report: Report, path: str | Path, **options: int) -> None:

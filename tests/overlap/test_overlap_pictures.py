@@ -70,6 +70,7 @@ def test_what_cannot_be_drawn(ran, tmp_path):
 
 def test_an_engine_that_two_batches_wait_for_is_busy_once():
     report = Report("made", "by hand", False, 2, 4.0, spans=[Span("H2D", 0, 0.0, 2.0), Span("H2D", 1, 0.5, 4.0)])
+    assert report.engine("H2D") == [Span("H2D", 0, 0.0, 2.0), Span("H2D", 1, 2.0, 4.0)]
     assert report.busy()["H2D"] == 4.0 and report.utilisation()["H2D"] == 1.0
 
 
