@@ -93,7 +93,7 @@ class Report:
     spans: list[Span] = field(default_factory=list)
 
     def engine(self, stage: str) -> list[Span]:
-        """What an engine did, in order. It does one thing at a time: what waits for it begins when the one before ends."""
+        """What an engine did, in order. It does one thing at a time: the next begins when the one before has ended."""
         found: list[Span] = []
         for span in sorted((span for span in self.spans if span.stage == stage), key=lambda span: span.end):
             start = max(span.start, found[-1].end) if found else span.start
