@@ -280,18 +280,25 @@ class _BlockTimeline:
 
 @dataclass(frozen=True)
 class _Meeting:
-    """Warps at a block barrier, each with its event there; it ends when the `last` has come."""
+    """Warps at a block barrier, each with its event there; it ends when the `last` has come.
+
+    All `came`, some of which only arrived; `members` are those who waited.
+    """
 
     number: int
-    members: tuple[tuple[WarpTrace, Event], ...]
+    came: tuple[tuple[WarpTrace, Event], ...]
+
+    @property
+    def members(self) -> list[tuple[WarpTrace, Event]]:
+        return [(warp, event) for warp, event in self.came if event.site.kind == "block barrier"]
 
     @property
     def last(self) -> WarpTrace:
-        return max(self.members, key=lambda member: member[1].start)[0]
+        return max(self.came, key=lambda member: member[1].start)[0]
 
     @property
     def end(self) -> float:
-        return max(event.start for _, event in self.members)
+        return max(event.start for _, event in self.came)
 
     def of(self, warp: WarpTrace) -> list[Event]:
         return [event for member, event in self.members if member is warp]
@@ -303,7 +310,7 @@ def _meetings(warps: Sequence[WarpTrace]) -> list[_Meeting]:
     for warp in warps:
         turns: dict[int, int] = {}
         for event in warp.events:
-            if event.site.kind == "block barrier":
+            if event.site.kind in ("block barrier", "block barrier arrive"):
                 turn = turns[event.detail] = turns.get(event.detail, -1) + 1
                 met.setdefault((event.detail, turn), []).append((warp, event))
     return [_Meeting(number, tuple(members)) for (number, _), members in met.items()]

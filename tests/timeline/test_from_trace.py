@@ -107,6 +107,24 @@ def test_who_came_last_at_a_block_barrier():
     assert [(f.source.name, f.target.name) for f in timeline.flows] == [("warp 1", "warp 0"), ("warp 0", "warp 1")]
 
 
+def test_a_block_barrier_that_some_only_arrive_at():
+    """Two warps take turns: each waits for the other's arrival, and nobody waits where it arrives."""
+    arrives = Site("block barrier arrive", "bar.arrive")
+    timeline = of_trace(
+        Made(
+            [(BAR, 100, 100, 1), (arrives, 200, 200, 2), (BAR, 220, 220, 1)],
+            [(arrives, 50, 50, 1), (BAR, 60, 60, 2), (arrives, 400, 400, 1)],
+            sites=(),
+        )
+    )
+    assert intervals(timeline, model.BARRIER, "warp 0") == [(100, 100), (220, 400)]
+    assert intervals(timeline, model.BARRIER, "warp 1") == [(60, 200)]
+    assert sorted((f.source.name, f.end, f.target.name) for f in timeline.flows) == [
+        ("warp 0", 200, "warp 1"),
+        ("warp 1", 400, "warp 0"),
+    ]
+
+
 def test_roles():
     timeline = of_trace(
         Made(
