@@ -6,6 +6,9 @@ written, of medians of candidates that run in turn in one loop.
 
 from __future__ import annotations
 
+import itertools
+import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,12 +18,12 @@ from . import bench, dtypes
 from .arrays import reinterpret
 from .device_array import DeviceArray
 from .kernels import copy
-from .kernels.rows import binding, peers, rmsnorm, softmax
+from .kernels.rows import binding, peers, rmsnorm
 
 Record = dict[str, Any]
 
 NBYTES = 1 << 30  # of a matrix
-ROW_LENGTHS = (1 << 10, 1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18)
+ROW_LENGTHS = (1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18)
 COPY_TYPES = (
     "uint8",
     "int8",
@@ -34,26 +37,53 @@ COPY_TYPES = (
     "int64",
     "float64",
 )
-REPEATS = 11
+REPEATS = 9
+
+# What is measured for rows that a block holds, and for longer ones.
+SHORT = (
+    ("registers", {}),
+    ("registers", {"evict": True}),
+    ("bulk", {}),
+    ("bulk", {"evict": True}),
+    ("cluster", {"parts": 1, "evict": True}),
+    ("online", {"threads": 512, "vectors": 2, "min_blocks": 3, "evict": True}),
+)
+LONG = (
+    ("cluster", {}),
+    ("cluster", {"threads": 256, "vectors": 4}),
+    ("cluster", {"evict": True}),
+    ("ring", {}),
+    ("grid", {}),
+    ("grid", {"evict": True}),
+)
 
 
-def rows() -> list[Record]:
-    """softmax and rmsnorm of 1 GiB in rows of 1k to 256k, beside PyTorch, its compiler and the driver's copy."""
-    records = []
-    for problem in (softmax.PROBLEM, rmsnorm.PROBLEM):
-        for dtype in ("float32", "bfloat16"):
-            records += _rows_of(problem.name, dtype)
+def candidates(columns: int, itemsize: int) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Variants and options that are measured for rows of this length."""
+    return SHORT if columns * itemsize <= binding.PART_BYTES else LONG
+
+
+def rows(compile_until: float = math.inf) -> list[Record]:
+    """softmax and rmsnorm of 1 GiB in rows of 4k to 256k, beside PyTorch, its compiler and the driver's copy.
+
+    PyTorch's compiler takes its time: after `compile_until`, of `time.monotonic`, it is left out.
+    """
+    records: list[Record] = []
+    for dtype in ("float32", "bfloat16"):
+        rows_of(dtype, records, compile_until)
     return records
 
 
-def _rows_of(operation: str, dtype: str) -> list[Record]:
+def rows_of(dtype: str, records: list[Record], compile_until: float = math.inf) -> None:
+    """`rows` of one type, each appended to `records` when it is there."""
     kind = dtypes.lookup(dtype).numpy
     # A tenth of a million random numbers, over and over: what is in a row does not matter for its time.
-    numbers = np.resize(np.random.default_rng(0).standard_normal(100_003, np.float32), NBYTES // kind.itemsize)
-    flat, target = DeviceArray(numbers.astype(kind)), DeviceArray.empty((NBYTES // kind.itemsize,), kind)
+    numbers = np.resize(
+        np.random.default_rng(0).standard_normal(100_003, np.float32).astype(kind), NBYTES // kind.itemsize
+    )
+    flat, target = DeviceArray(numbers), DeviceArray.empty((NBYTES // kind.itemsize,), kind)
     copy_launch, free = bench.device_copy(NBYTES)
-    records = []
-    for columns in ROW_LENGTHS:
+    for columns, operation in itertools.product(ROW_LENGTHS, ("softmax", "rmsnorm")):
         shape = (NBYTES // (columns * kind.itemsize), columns)
         strides = (columns * kind.itemsize, kind.itemsize)
         given = {"x": reinterpret(flat, kind, shape, strides), "out": reinterpret(target, kind, shape, strides)}
@@ -62,28 +92,21 @@ def _rows_of(operation: str, dtype: str) -> list[Record]:
             given["weight"] = reinterpret(flat, kind, (columns,), (kind.itemsize,))
             epsilon = {"epsilon": rmsnorm.EPSILON}
         launches: dict[str, Callable[[], object]] = {"driver's copy": copy_launch}
-        variant, options = binding.choose(binding.operands(given))
-        launches["chosen"] = binding.bind(operation, variant)(given, **options, **epsilon)
-        launches |= peers.all_of(operation, given, **epsilon)
+        for variant, options in candidates(columns, kind.itemsize):
+            name = " ".join([variant, *(f"{option}={value}" for option, value in options.items())])
+            launches[name] = binding.bind(operation, variant)(given, **options, **epsilon)
+        compiled = time.monotonic() < compile_until
+        launches |= peers.all_of(operation, given, compiled=compiled, **epsilon)
         timings = bench.time_launches(launches, repeats=REPEATS)
         rates = {name: 2 * NBYTES / timing.median / 1e9 for name, timing in timings.items()}
-        records.append(
-            {
-                "operation": operation,
-                "dtype": dtype,
-                "columns": columns,
-                "variant": variant,
-                "options": options,
-                "gb_per_s": rates,
-            }
-        )
+        records.append({"operation": operation, "dtype": dtype, "columns": columns, "gb_per_s": rates})
     free()
-    return records
 
 
 def copy_types() -> list[Record]:
     """1 GiB in every element type, by each variant of copy and by the driver."""
-    source, target = (DeviceArray(np.resize(np.arange(251, dtype=np.uint8), NBYTES)) for _ in range(2))
+    source = DeviceArray(np.resize(np.arange(251, dtype=np.uint8), NBYTES))
+    target = DeviceArray.empty((NBYTES,), np.uint8)
     copy_launch, free = bench.device_copy(NBYTES)
     records = []
     for dtype in COPY_TYPES:

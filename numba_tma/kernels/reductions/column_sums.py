@@ -294,7 +294,7 @@ PROBLEM = Problem(
     cases={
         ("default", "sim"): [_case(300, 1100, **SMALL), _case(1000, 60, **SMALL)],
         ("quick", "sim"): [_case(70, 132, **SMALL)],
-        ("default", "gpu"): [_case(8192, 16384), _case(1 << 17, 1024)],
+        ("default", "gpu"): [_case(4096, 16384), _case(1 << 16, 1024)],
         ("quick", "gpu"): [_case(1000, 3332), _case(70, 132, **SMALL)],
     },
     tolerance=1e-4,

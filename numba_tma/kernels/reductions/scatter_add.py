@@ -332,9 +332,8 @@ PROBLEM = Problem(
         ("default", "sim"): [Case((100, 256, 20), "float32"), Case((50, 320, 3), "int32", without=("vector",))],
         ("quick", "sim"): [Case((40, 64, 7), "float32"), Case((33, 36, 3), "float32")],
         ("default", "gpu"): [
-            Case((1 << 18, 256, 1 << 16), "float32"),
-            Case((1 << 16, 1024, 1 << 14), "float32"),
-            Case((1 << 16, 1024, 64), "float32"),
+            Case((1 << 15, 1024, 1 << 13), "float32"),
+            Case((1 << 15, 1024, 64), "float32"),
         ],
         ("quick", "gpu"): [Case((5000, 256, 100), "float32"), Case((333, 1024, 3), "int32", without=("vector",))],
     },

@@ -279,9 +279,9 @@ SMALL = {
 
 
 def gpu_cases(options: Mapping[str, Any] | None = None) -> list[Case]:
-    """128 MB of rows of 4k to 256k columns; `registers` and `bulk` only where a block holds a row."""
+    """64 MB of rows of 4k to 256k columns; `registers` and `bulk` only where a block holds a row."""
     cases = []
-    for rows, columns, dtype in ((8192, 4096, "float32"), (2048, 32768, "bfloat16"), (128, 262144, "float32")):
+    for rows, columns, dtype in ((4096, 4096, "float32"), (1024, 32768, "bfloat16"), (64, 262144, "float32")):
         long = columns > 32768
         without = ("registers", "bulk") if long else ()
         cases.append(Case((rows, columns), dtype, options or {}, without=without))

@@ -28,12 +28,13 @@ def torch_rms_norm(given: Mapping[str, Any], *, epsilon: float) -> Launch | None
     return lambda: torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon)
 
 
-def all_of(operation: str, given: Mapping[str, Any], *, epsilon: float = 0.0) -> dict[str, Launch]:
-    """PyTorch's kernel and its compiler's, compiled for this shape; none where there is no PyTorch for CUDA."""
+def all_of(
+    operation: str, given: Mapping[str, Any], *, compiled: bool = True, epsilon: float = 0.0
+) -> dict[str, Launch]:
+    """PyTorch's kernel and, if `compiled`, its compiler's for this shape; none where there is no PyTorch for CUDA."""
     torch = _torch()
     if torch is None:
         return {}
-    torch.compiler.reset()
     arguments = [as_torch(given[name]) for name in ("x", "weight") if name in given]
 
     def softmax(x: Any) -> Any:
@@ -43,8 +44,12 @@ def all_of(operation: str, given: Mapping[str, Any], *, epsilon: float = 0.0) ->
         return torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon)
 
     function = softmax if operation == "softmax" else rms_norm
-    compiled = torch.compile(function, dynamic=False)
-    return {"torch": lambda: function(*arguments), "torch.compile": lambda: compiled(*arguments)}
+    launches: dict[str, Launch] = {"torch": lambda: function(*arguments)}
+    if compiled:
+        torch.compiler.reset()
+        made = torch.compile(function, dynamic=False)
+        launches["torch.compile"] = lambda: made(*arguments)
+    return launches
 
 
 def _torch() -> Any | None:

@@ -81,7 +81,10 @@ PROBLEM = Problem(
             Case((7, 517), "bfloat16", tuned=binding.SMALL),
         ],
         ("default", "gpu"): binding.gpu_cases(),
-        ("quick", "gpu"): [Case((1000, 4096), "float32"), Case((100, 33333), "bfloat16", without=("registers", "bulk"))],
+        ("quick", "gpu"): [
+            Case((1000, 4096), "float32"),
+            Case((100, 33333), "bfloat16", without=("registers", "bulk")),
+        ],
     },
     tolerance=lambda case: TOLERANCES[case.dtype],
     peers={"torch": peers.torch_softmax},
