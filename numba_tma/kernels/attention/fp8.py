@@ -15,6 +15,7 @@ from ...arrays import ArrayView
 from ...device_array import DeviceArray
 from ...tensor_map import TensorMap
 from ..calls import current_stream, new_like
+from ..gemm.choice import multiprocessors
 from .fp8_quantise import CHUNK, KV_BLOCK, Q_BLOCK, make_quantise_rows, make_quantise_values
 from .fp8_warpgroup import FLOAT8, HEAD_DIMS, make_fp8
 from .masks import UNBOUNDED, Band
@@ -22,7 +23,6 @@ from .operands import Operands, Scores, operands
 
 Launch = Callable[[], Any]
 _L2_BYTES = 24 << 20  # of keys and values that are gone through together: half an H200's L2
-_MULTIPROCESSORS = 132
 # What was fastest on an H200. At D = 256 there are no registers for a second accumulator.
 CONFIGURATIONS: dict[int, dict[str, Any]] = {
     64: {"keys": 128, "stages": 4},
@@ -92,6 +92,7 @@ def bind_quantise(q: Any, k: Any, v: Any, into: Quantised, stream: object = None
         TypeError, ValueError: as `attention_fp8`.
     """
     found = _operands(q, k, v, q, None)
+    stream = current_stream(q) if stream is None else driver.stream_handle(stream)
     rows = make_quantise_rows(found.head_dim, found.dtype, Q_BLOCK)
     values = make_quantise_values(found.head_dim, found.dtype)
     q_grid = (-(-found.sq // Q_BLOCK), found.heads, found.batch)
@@ -136,21 +137,23 @@ def bind_attend(
     batch, sq, heads, head_dim = _view("q", given.q, 4).shape
     _, skv, kv_heads, _ = _view("k", given.k, 4).shape
     _check_quantised(given, o, lse)
+    stream = current_stream(o) if stream is None else driver.stream_handle(stream)
     configuration = CONFIGURATIONS[head_dim] | dict(configuration or {})
     band = Band.of(causal, window)
     scores = Scores.of(head_dim**-0.5 if scale is None else float(scale), 0.0)
     kernel = make_fp8(head_dim, dtypes.lookup(arrays.view(o).dtype).name, band.kind, **configuration)
     keys, columns = configuration["keys"], min(head_dim, 128)
-    swizzle = f"{columns}B"
     tiles_m = -(-sq // (Q_BLOCK * configuration.get("consumers", 2)))
     tiles = tiles_m * heads * batch
     together = max(1, _L2_BYTES // (2 * skv * head_dim))
     counts = (tiles_m, heads, heads * batch, together, heads // kv_heads)
     zero = np.zeros(1, np.uint32)
     counter = zero if arrays.view(o).host else DeviceArray(zero)
-    return kernel[min(_MULTIPROCESSORS, tiles), None, stream].bind(
-        TensorMap(given.q, (1, Q_BLOCK, 1, columns), swizzle=swizzle, store=False),
-        TensorMap(given.k, (1, keys, 1, columns), swizzle=swizzle, store=False),
+    # What lies beside a head's row in memory is another head's.
+    rows = {"swizzle": f"{columns}B", "store": False, "l2_promotion": "128B"}
+    return kernel[min(multiprocessors(), tiles), None, stream].bind(
+        TensorMap(given.q, (1, Q_BLOCK, 1, columns), **rows),
+        TensorMap(given.k, (1, keys, 1, columns), **rows),
         TensorMap(given.v, (1, 1, keys // CHUNK, head_dim // 16, 16 * CHUNK), store=False),
         TensorMap(o, (1, Q_BLOCK, 1, 64), swizzle="128B", store=False),
         *(given.q_scale, given.k_scale, given.v_scale, lse, counter),
