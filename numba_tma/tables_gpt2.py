@@ -38,8 +38,8 @@ def _prefill(results: Path) -> str:
         if f"{name}, last logits" in found:
             row = [words]
             for which in ("last", "all"):
-                took = found[f"{name}, {which} logits"]
-                row += [seconds(took), f"{took / found[f'ours, {which} logits']:.2f}×"]
+                took = found.get(f"{name}, {which} logits")
+                row += [seconds(took), f"{took / found[f'ours, {which} logits']:.2f}×"] if took else ["", ""]
             rows.append(row)
     return markdown(rows, ["8 × 1024 tokens", "last logits", "to ours", "all logits", "to ours"])
 
@@ -66,6 +66,28 @@ def _launches(results: Path) -> str:
         for part in parts
     ]
     return markdown(rows, ["a launch of", "prefill, 8 × 1024", "decode, 8"])
+
+
+_KINDS = {  # parts of names of PyTorch's kernels, and of launches
+    "products": (("nvjet", "gemm"), ("c_attn", "c_proj", "c_fc", "mlp_proj", "head")),
+    "attention": (("sdpa", "flash"), ("attention",)),
+    "normalisations": (("layer_nor",), ("normalise",)),
+    "residual sums, GELU, copies": (("elementwise", "Memset", "gather"), ("embed",)),
+}
+
+
+def _shares(results: Path) -> str:
+    data = _load(results)
+    layers, ours = data["layers"], data["launches"]["prefill"]
+    rows = []
+    for kind, (kernels, launches) in _KINDS.items():
+        torch = sum(
+            kernel["seconds"] for kernel in data["torch_prefill"] if any(word in kernel["name"] for word in kernels)
+        )
+        times = {name: 1 if name in ("embed", "head") else layers for name in ours}
+        mine = sum(times[name] * took for name, took in ours.items() if name.startswith(launches))
+        rows.append([kind, seconds(torch), seconds(mine)])
+    return markdown(rows, ["kernels of a prefill", "PyTorch, eager", "this package"])
 
 
 def _agreement(results: Path) -> str:
@@ -105,6 +127,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "gpt2 prefill": _prefill,
     "gpt2 decode": _decode,
     "gpt2 launches": _launches,
+    "gpt2 shares": _shares,
     "gpt2 agreement": _agreement,
     "gpt2 batches": _pipeline("batches"),
     "gpt2 retrieval": _pipeline("retrieval"),
