@@ -24,13 +24,13 @@ from ..shared import Buffer, Shared
 from ..unroll import unroll
 from .vectors import VECTOR, load8_bf16, widen8
 
-WARPS, AHEAD = 16, 4
+WARPS, AHEAD, BLOCKS = 8, 4, 3
 _LOG2_E = math.log2(math.e)
 _NOTHING = -1e30  # the largest of no scores: finite, so that the difference of two is a number
 
 
 @functools.cache
-def make_decode(head_dim: int, warps: int = WARPS, ahead: int = AHEAD) -> Kernel:
+def make_decode(head_dim: int, warps: int = WARPS, ahead: int = AHEAD, blocks: int = BLOCKS) -> Kernel:
     """o[b, h] = attention of the query at lengths[b] to the keys 0 … lengths[b]; grid (heads, B).
 
     Kernel parameters: qkv (B, positions, 3, heads, D) bfloat16, whose last dimensions are contiguous; lengths (B,)
@@ -41,6 +41,8 @@ def make_decode(head_dim: int, warps: int = WARPS, ahead: int = AHEAD) -> Kernel
         head_dim: D, a power of 2 from 16 to 256.
         warps: of a block; `head_dim` / 32 at least.
         ahead: sets of keys that a warp has on their way.
+        blocks: how many an SM should have registers for. The kernels before and after this one need room as well, if
+            they are to overlap with it.
     """
     lanes = head_dim // VECTOR  # of a key
     together = 32 // lanes  # keys of a warp at once
@@ -91,7 +93,7 @@ def make_decode(head_dim: int, warps: int = WARPS, ahead: int = AHEAD) -> Kernel
             o[e] = o[e] * kept + weight * y[e]
         return most, total * kept + weight
 
-    @kernel(threads=32 * warps, shared=smem, programmatic=True)
+    @kernel(threads=32 * warps, shared=smem, programmatic=True, min_blocks=blocks)
     def gpt2_decode_attention(qkv, lengths, out):
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
