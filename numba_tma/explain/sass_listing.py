@@ -72,7 +72,8 @@ def _with_wgmma(sass: SassListing, ptx: PtxListing) -> SassListing:
     for line in sass.lines:
         name = line.mnemonic.split(".")[0]
         if line.mnemonic.startswith("WARPGROUP.ARRIVE"):
-            following = [number for number in shapes if line.ptx is not None and number > line.ptx]
+            # Of a fence; or of a wgmma, where the assembler puts one before each that has operand A in registers.
+            following = [number for number in shapes if line.ptx is not None and number >= line.ptx]
         elif name in _WGMMA:
             number = following.pop(0) if following else None
             agrees = number is not None and f".{shapes[number]}." in f"{line.mnemonic}."
