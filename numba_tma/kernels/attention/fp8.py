@@ -13,6 +13,7 @@ import numpy as np
 from ... import arrays, driver, dtypes
 from ...arrays import ArrayView
 from ...device_array import DeviceArray
+from ...dtypes import ElementType
 from ...tensor_map import TensorMap
 from ..calls import current_stream, new_like
 from ..gemm.choice import multiprocessors
@@ -59,13 +60,20 @@ class Quantised(NamedTuple):
         float8, float32 = dtypes.lookup(FLOAT8), dtypes.float32
         chunks, blocks = -(-skv // CHUNK), -(-skv // KV_BLOCK)
         return Quantised(
-            new_like(q_view.shape, float8, q),
-            new_like(k_view.shape, float8, q),
-            new_like((batch, kv_heads, chunks, head_dim // 16, 16 * CHUNK), float8, q),
-            new_like((batch, heads, -(-sq // Q_BLOCK)), float32, q),
-            new_like((batch, kv_heads, blocks), float32, q),
-            new_like((batch, kv_heads, blocks), float32, q),
+            _room(q_view.shape, float8, q),
+            _room(k_view.shape, float8, q),
+            _room((batch, kv_heads, chunks, head_dim // 16, 16 * CHUNK), float8, q),
+            _room((batch, heads, -(-sq // Q_BLOCK)), float32, q),
+            _room((batch, kv_heads, blocks), float32, q),
+            _room((batch, kv_heads, blocks), float32, q),
         )
+
+
+def _room(shape: tuple[int, ...], element: ElementType, like: Any) -> Any:
+    """An array like another, or beside it where its library, CuPy, has no such numbers."""
+    if isinstance(like, np.ndarray) or arrays.is_torch(like):
+        return new_like(shape, element, like)
+    return DeviceArray.empty(shape, element.numpy)
 
 
 def _view(name: str, array: Any, dimensions: int) -> ArrayView:
