@@ -79,6 +79,12 @@ def test_clusters_with_blocks_that_have_nothing(cluster, columns, rng, in_simula
     np.testing.assert_allclose(out, softmax.reference(x), rtol=1e-5)
 
 
+@pytest.mark.parametrize("variant", ["online", "registers", "bulk", "cluster", "grid"])
+def test_cache_hints_change_no_result(variant, rng, in_simulator):
+    x = rng.standard_normal((3, 264), np.float32)
+    np.testing.assert_allclose(softmaxed(x, variant, evict=True), softmax.reference(x), rtol=1e-5)
+
+
 def test_a_row_taken_twice_from_shared_memory(rng, in_simulator):
     x, out = rng.standard_normal((2, 1028), np.float32), np.empty((2, 1028), np.float32)
     kernel = row.make_row("softmax", "float32", 32, 2, held=False, part_bytes=2064, cluster=2)
