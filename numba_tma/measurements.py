@@ -13,7 +13,7 @@ import numpy as np
 from numba import cuda
 from numba.cuda.types import uint32
 
-from . import bench, driver, measurements_movement, ptx, suite
+from . import bench, driver, measurements_memory, measurements_movement, ptx, suite
 from .device_array import DeviceArray
 from .kernels import kv_stream
 from .kernels.attention import decode_figures, fp8_figures
@@ -242,6 +242,7 @@ ALL: dict[str, Callable[[], list[Record]]] = {
     "small_in_a_graph": small_in_a_graph,
     "descriptor_place": descriptor_place,
     "fence_cost": fence_cost,
+    **measurements_memory.ALL,
     **measurements_movement.ALL,
     "gemm_host_overhead": gemm.host_overhead,
     "gemm_early_start": gemm.early_start,

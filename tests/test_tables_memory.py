@@ -1,0 +1,40 @@
+"""Tables of rates over row lengths and element types."""
+
+from __future__ import annotations
+
+from numba_tma import tables_memory
+
+RECORDS = [
+    {
+        "operation": operation,
+        "dtype": "float32",
+        "columns": 4096,
+        "gb_per_s": {"driver's copy": 4000.0, "bulk": 3000.0 * factor, "ring": 3900.0, "torch": 2000.0},
+    }
+    for operation, factor in (("softmax", 1.0), ("rmsnorm", 1.5))
+]
+
+
+def cells(table):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_the_fastest_at_each_length():
+    assert cells(tables_memory.rates(RECORDS)) == [
+        ["4,096", "float32", "`ring`", "3,900", "97.5%", "2,000", ""],
+        ["4,096", "float32", "`bulk`", "4,500", "112.5%", "2,000", ""],
+    ]
+
+
+def test_steps_of_one_length():
+    assert cells(tables_memory.steps(RECORDS, 4096, "float32")) == [
+        ["`driver's copy`", "4,000", "4,000"],
+        ["`ring`", "3,900", "3,900"],
+        ["`bulk`", "3,000", "4,500"],
+        ["`torch`", "2,000", "2,000"],
+    ]
+
+
+def test_copies_by_type():
+    records = [{"dtype": "int8", "gb_per_s": {"driver": 4000.0, "plain": 1000.0, "bulk": 3960.0}}]
+    assert cells(tables_memory.copy_types(records)) == [["int8", "4,000", "25.0%", "99.0%"]]
