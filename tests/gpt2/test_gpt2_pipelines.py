@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from numba_tma import use_backend
+from numba_tma.gpt2 import model as gpt2
 from numba_tma.gpt2 import reference
 from numba_tma.gpt2.batches import BatchInference
 from numba_tma.gpt2.benchmark import batches_beside_ideal, retrieval_beside_ideal
@@ -127,3 +129,31 @@ def test_what_is_measured_of_pipelines(model):
     found = retrieval_beside_ideal(model, 2, 16, 6, documents=2, vectors=100, dimensions=8, counts=(3,), **machine)
     assert found["producer"][0]["share_of_ideal"] == pytest.approx(1)
     assert found["serial_pinned"][0]["seconds"] >= found["producer"][0]["seconds"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["serial_pageable", "two_streams", "three_streams", "producer"])
+def test_on_a_gpu(rng, mode):
+    """Graphs, page-locked memory and streams give what a session gives by itself."""
+    config = Config(n_layer=2, n_head=2, n_embd=128, n_positions=128, vocab_size=1013)
+    with use_backend("gpu"):
+        model = gpt2.Model(random_weights(config, 3))
+        session = Session(model, 2)
+        batches = [[rng.integers(0, 1013, n) for n in rng.integers(1, 61, 2)] for _ in range(9)]
+        with BatchInference(model, 2, 60, mode=mode) as inference:
+            for prompts, logits in zip(batches, inference.run(batches), strict=True):
+                expected = session.prefill(prompts)
+                assert np.abs(logits - expected).max() <= TOLERANCE * expected.std()
+        documents, vectors = rng.integers(0, 1013, (4, 40)), unit(rng, (4, 8))
+        store = Store(model, documents, Nearest(vectors), batch=2)
+        wanted = rng.integers(0, 4, (9, 2))
+        batches = [[Request(vectors[i], rng.integers(0, 1013, rng.integers(1, 17))) for i in some] for some in wanted]
+        with Retrieval(store, 2, question=16, count=8, mode=mode) as retrieval:
+            for some, requests, answers in zip(wanted, batches, retrieval.run(batches), strict=True):
+                assert [answer.document for answer in answers] == some.tolist()
+                prompts = [np.concatenate([documents[i], r.question]) for i, r in zip(some, requests, strict=True)]
+                expected = session.prefill(
+                    [np.concatenate([p, a.tokens[:-1]]) for p, a in zip(prompts, answers, strict=True)]
+                )
+                chosen = expected[[0, 1], [answer.tokens[-1] for answer in answers]]
+                assert (expected.max(axis=1) - chosen <= 2 * TOLERANCE * expected.std(axis=1)).all()
