@@ -42,6 +42,15 @@ def test_one_buffer_hides_less_than_two(capsys):
     assert 2 * shares[0] < shares[1]
 
 
+def test_warpgroups_of_another_shape(tmp_path):
+    path = tmp_path / "a.svg"
+    shape = ["--shape", "1,100,96,1,1,64"]
+    assert script.main(["attention.ping_pong", "--backend", "sim", *shape, "--output", str(path)]) == 0
+    text = path.read_text()
+    assert "attention.ping_pong 1×100×96×1×1×64" in text and "modelled: " in text
+    assert "wgmma of warps 4-7" in text and "wgmma of warps 8-11" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

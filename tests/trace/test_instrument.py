@@ -13,7 +13,7 @@ from numba import cuda
 from numba_tma import Barriers, Shared, TensorMap, Tiles, kernel, ptx, sim, suite, trace
 from numba_tma.compile import CompileError
 from numba_tma.kernels import PROBLEMS, kv_stream
-from numba_tma.launch import tracing, use_backend
+from numba_tma.launch import recording, tracing, use_backend
 from numba_tma.pipeline import mbarrier_wait, release_to_async, ring
 from numba_tma.trace import Trace, records
 from numba_tma.trace.instrument import instrument
@@ -141,6 +141,18 @@ def test_stamps_are_cheap_in_registers(variant):
     resources = traced.launches[0].instrumented.compiled.resources
     assert resources.spill_store_bytes == 0 and resources.local_bytes == 0
     assert resources.registers <= 80
+
+
+@pytest.mark.parametrize("variant", ["warpgroups", "ping_pong"])
+def test_products_stay_asynchronous_under_stamps(variant):
+    """The assembler would warn (C7510 and its like) if it let products wait for each other, or for registers."""
+    problem = next(problem for problem in PROBLEMS if problem.name == "attention")
+    case = dataclasses.replace(problem.cases["default", "sim"][1], shape=(1, 128, 256, 1, 1, 128))
+    with recording() as recorded:
+        problem.variant(variant).bind(problem.inputs(case, np.random.default_rng(0)))()
+    (launched,) = recorded.launches
+    resources = instrument(launched.compiled, Trace()).compiled.resources
+    assert not resources.warnings and not resources.spill_store_bytes
 
 
 def test_a_bound_launch_keeps_what_it_writes_to(in_simulator):
