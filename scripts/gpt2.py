@@ -1,8 +1,12 @@
 #!/usr/bin/env python
-"""GPT-2 on this package's kernels: generate, or measure. Without a GPU a small model runs in the simulator.
+"""GPT-2 on this package's kernels: generate, run a workload through the host pipeline, or measure.
 
     python scripts/gpt2.py generate --checkpoint FOLDER --prompt "Hopper's copy engine" --tokens 40
+    python scripts/gpt2.py batches --output timelines
+    python scripts/gpt2.py retrieval --output timelines
     python scripts/gpt2.py measure --json docs/results/h200_gpt2.json
+
+Without a GPU a small model runs in the simulator, and the times of the workloads are those of a model of the engines.
 
 FOLDER is a Hugging Face checkpoint (config.json, model.safetensors, tokenizer.json). Without one weights are random,
 and what is generated means nothing. `measure` needs a Hopper GPU and PyTorch.
@@ -19,11 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from numba_tma import driver, launch, suite
-from numba_tma.gpt2 import benchmark
+from numba_tma.gpt2 import benchmark, demonstration
 from numba_tma.gpt2.config import Config, UnsupportedModel
 from numba_tma.gpt2.model import Model, PromptError, Session
 from numba_tma.gpt2.tokenizer import Tokenizer
 from numba_tma.gpt2.weights import random_weights
+from numba_tma.overlap import MODES
 
 SMALL = Config(n_layer=1, n_head=2, n_embd=64, n_positions=64, vocab_size=211)
 
@@ -31,11 +36,14 @@ SMALL = Config(n_layer=1, n_head=2, n_embd=64, n_positions=64, vocab_size=211)
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("generate", "measure"))
+    parser.add_argument("what", choices=("generate", "batches", "retrieval", "measure"))
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="several are generated from at once")
     parser.add_argument("--tokens", type=int, default=16, metavar="N", help="to generate (default %(default)s)")
     parser.add_argument("--residual", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--mode", choices=tuple(MODES), default="producer", help="of the workloads' pipeline")
+    parser.add_argument("--batches", type=int, default=8, metavar="N", help="of a workload (default %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="the workload's timeline as .svg and .json")
     parser.add_argument("--parts", nargs="+", choices=tuple(benchmark.PARTS), help="of what is measured (default all)")
     parser.add_argument("--no-compile", action="store_true", help="measure without torch.compile")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
@@ -49,8 +57,7 @@ def generate(options: argparse.Namespace) -> None:
         tokenizer = Tokenizer(options.checkpoint)
         prompts = [tokenizer.encode(text) for text in options.prompt or ["Hello"]]
     else:
-        small = launch.backend() == "sim" or launch.gpu_refusal()
-        model = Model(random_weights(SMALL if small else Config()), residual=options.residual)
+        model = Model(random_weights(SMALL if no_gpu() else Config()), residual=options.residual)
         prompts = [np.random.default_rng(i).integers(0, model.config.vocab_size, 12 - i) for i in range(3)]
     session = Session(model, len(prompts), prompt=max(map(len, prompts)))
     begin = time.perf_counter()
@@ -64,12 +71,33 @@ def generate(options: argparse.Namespace) -> None:
     print(f"{sum(map(len, answers))} tokens in {seconds:.3f} s, compiling included")
 
 
+def no_gpu() -> bool:
+    """Whether kernels run in the simulator."""
+    return launch.backend() == "sim" or launch.gpu_refusal() is not None
+
+
+def run_workload(options: argparse.Namespace) -> None:
+    """Send batches through, and say how busy the engines were."""
+    workload = demonstration.WORKLOADS[options.what]
+    model = Model(random_weights(SMALL if no_gpu() else Config()), residual=options.residual)
+    with workload(model, small=no_gpu(), mode=options.mode) as (pipeline, batches):
+        report = demonstration.report(pipeline, batches, options.batches)
+        print(report.text(demonstration.alone(pipeline, batches)))
+        if options.output:
+            options.output.mkdir(parents=True, exist_ok=True)
+            for suffix in ("svg", "json"):
+                pipeline.save_timeline(options.output / f"gpt2_{options.what}.{suffix}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run; the exit status is 2 for what cannot be run, with the reason."""
     options = parse(arguments)
     try:
         if options.what == "generate":
             generate(options)
+            return 0
+        if options.what in demonstration.WORKLOADS:
+            run_workload(options)
             return 0
         found = {"circumstances": suite.circumstances()}
         for name, rows in benchmark.measure(options.parts, compiled=not options.no_compile):

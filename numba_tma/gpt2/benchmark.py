@@ -15,6 +15,7 @@ from ..overlap.rates import stages_alone
 from . import memory
 from .batches import BatchInference
 from .config import Config
+from .demonstration import OfDocuments
 from .launches import Launches
 from .model import BFLOAT16, Model, Session
 from .peers import TorchGpt2, transformers_model
@@ -260,7 +261,7 @@ def retrieval_beside_ideal(
     rng = np.random.default_rng(5)
     points = rng.standard_normal((vectors, dimensions)).astype(np.float32)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
-    index = _Folded(make_index(points), documents)
+    index = OfDocuments(make_index(points), documents, _WIDTHS[0])
     vocabulary = model.config.vocab_size
     store = Store(model, rng.integers(0, vocabulary, (documents, document)), index)
     batches = [
@@ -291,20 +292,6 @@ def _fitted(at: tuple[int, int], seconds: tuple[float, float], wanted: float, mo
     slope = (seconds[1] - seconds[0]) / (at[1] - at[0])
     there = at[0] + (wanted - seconds[0]) / slope if slope > 0 else at[0]
     return int(np.clip(round(there), at[0], most))
-
-
-class _Folded:
-    """An index of many vectors for few documents: vector i belongs to document i modulo their number."""
-
-    def __init__(self, index: Any, documents: int) -> None:
-        self._index, self._documents = index, documents
-        self.width = _WIDTHS[0]
-
-    def search(self, vectors: np.ndarray, count: int) -> Any:
-        """As the index, with documents' numbers."""
-        self._index.expansion_search = self.width
-        self.keys = np.asarray(self._index.search(vectors, count).keys) % self._documents
-        return self
 
 
 Part = Callable[[Model, Weights, bool], Any]
