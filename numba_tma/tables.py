@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import accuracy, tables_gemm, tables_gpt2, tables_movement, tables_timelines
+from . import accuracy, tables_attention, tables_gemm, tables_gpt2, tables_memory, tables_movement, tables_timelines
 from .report import markdown, seconds
 
 _COMPUTE_BOUND = 50  # flops a byte from which a problem's rate is given in TFLOP/s
@@ -280,7 +280,9 @@ def _claims(results: Path) -> str:
             "16384², each at its best: plain Numba's best form, `cp.async`, TMA",
             ", ".join(seconds(value) for value in large.values()),
         ],
+        *tables_attention.claims(results),
     ]
+    rows.sort(key=lambda row: int(row[0]))
     return markdown(rows, ["claim", "measured", ""])
 
 
@@ -367,6 +369,7 @@ def _gemm_ladder(results: Path) -> str:
     return tables_gemm.ladder(runs(load_records(results))["gemm"])
 
 
+MEMORY_PROBLEMS = ("softmax", "rmsnorm", "column_sums", "histogram", "scatter_add", "patches", "paged")
 TABLES: dict[str, Callable[[Path], str]] = {
     "circumstances": _circumstances,
     "claims": _claims,
@@ -384,7 +387,10 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "problems": _problems,
     "simulator speed": _simulator,
     **tables_gemm.TABLES,
+    **tables_attention.TABLES,
     **tables_gpt2.TABLES,
+    **{f"{name} speed": _speed(name) for name in MEMORY_PROBLEMS},
+    **tables_memory.TABLES,
     **tables_movement.TABLES,
     **tables_timelines.TABLES,
 }
