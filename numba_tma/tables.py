@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import accuracy, tables_attention, tables_gemm, tables_gpt2, tables_memory, tables_movement, tables_timelines
+from . import (
+    accuracy,
+    tables_attention,
+    tables_gemm,
+    tables_gpt2,
+    tables_memory,
+    tables_movement,
+    tables_overlap,
+    tables_timelines,
+)
 from .report import markdown, seconds
 
 _COMPUTE_BOUND = 50  # flops a byte from which a problem's rate is given in TFLOP/s
@@ -281,6 +290,7 @@ def _claims(results: Path) -> str:
             ", ".join(seconds(value) for value in large.values()),
         ],
         *tables_attention.claims(results),
+        *tables_overlap.claims(results),
     ]
     rows.sort(key=lambda row: int(row[0]))
     return markdown(rows, ["claim", "measured", ""])
@@ -313,6 +323,7 @@ def _headline(results: Path) -> str:
             ]
         )
     rows += tables_gemm.headline(results)
+    rows += tables_attention.headline(results)
     overlapped = _load(results, "h200_measurements.json")["overlap"]
     gains = [r["seconds"]["one buffer"] / r["seconds"]["two buffers"] for r in overlapped]
     rows.append(["two buffers instead of one, a block per SM, copy and compute balanced", f"{max(gains):.2f} ×"])
@@ -392,5 +403,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
     **{f"{name} speed": _speed(name) for name in MEMORY_PROBLEMS},
     **tables_memory.TABLES,
     **tables_movement.TABLES,
+    **tables_overlap.TABLES,
     **tables_timelines.TABLES,
 }

@@ -110,6 +110,25 @@ def claims(results: Path) -> list[list[str]]:
     ]
 
 
+def headline(results: Path) -> list[list[str]]:
+    """Rows of README.md's table."""
+    measured = json.loads((results / FILE).read_text())
+    rows = []
+    for causal in (False, True):
+        (r,) = (
+            r for r in measured["attention_forward"] if (r["head_dim"], r["causal"], r["length"]) == (128, causal, 4096)
+        )
+        speeds = r["tflop_per_s"]
+        beside = ", ".join(
+            f"{speeds[OURS] / speeds[peer]:.2f} × {peer}" for peer in (FA3, CUDNN, FA2) if peer in speeds
+        )
+        what = "causal " if causal else ""
+        rows.append(
+            [f"{what}`attention`, bfloat16, 4096 tokens, heads of 128", f"{speeds[OURS]:.0f} TFLOP/s, {beside}"]
+        )
+    return rows
+
+
 def _best(measured: dict[str, Any]) -> float:
     (found,) = (
         r["tflop_per_s"][OURS]
