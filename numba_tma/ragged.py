@@ -1,11 +1,11 @@
 """Tensor maps of sequences that lie one behind the other: each copy sees one sequence, and ends where it ends.
 
-    q_map = RaggedMap(q, box=(64, 1, 64), swizzle="128B")                       # q: (rows of all sequences, heads, columns)
-    x, y, z = ragged_row(start, length, row)                                    # in a kernel
+    q_map = RaggedMap(q, box=(64, 1, 64), swizzle="128B")     # q: (rows of all sequences, heads, columns)
+    x, y, z = ragged_row(start, length, row)                  # in a kernel
     cp_async_bulk_tensor_5d_shared_global(tile, q_map, 0, head, x, y, z, bar)
 
-The engine fills with zeros, or leaves alone, what lies outside of the tensor, and an ordinary map's tensor is all of the
-array: a tile at a sequence's end would reach into the next one. Here rows have three coordinates,
+The engine fills with zeros, or leaves alone, what lies outside of the tensor, and an ordinary map's tensor is all of
+the array: a tile at a sequence's end would reach into the next one. Here rows have three coordinates,
 
     address = first + x · S + y · S + z · (2**34 - S)          S: bytes from row to row
 
