@@ -29,7 +29,7 @@ DISTINCT = {
     "LDGSTS": "cp.async",
     "LDS": "ld.shared",
     "STS": "st.shared",
-    "LDG": "ld.global",
+    "LDG": ("ld.global", "ld.acquire.gpu.global"),
     "STG": "st.global",
     "BAR": "bar",
     "SHFL": "shfl",

@@ -44,14 +44,15 @@ def make_plain(threads: int = 256) -> Kernel:
     def paged_plain(cache, table, out):
         sequence, place = cuda.blockIdx.y, cuda.blockIdx.x
         page = table[sequence, place]
-        tokens, heads, depth = cache.shape[1], cache.shape[2], cache.shape[3]
+        tokens, heads, depth = uint32(cache.shape[1]), uint32(cache.shape[2]), uint32(cache.shape[3])
         for i in range(cuda.threadIdx.x, tokens * heads * depth, threads):
-            t, rest = i // (heads * depth), i % (heads * depth)
-            h, d = rest // depth, rest % depth
+            row = uint32(uint32(i) // depth)
+            t, h = uint32(row // heads), uint32(row % heads)
+            d = uint32(uint32(i) - uint32(row * depth))
             if page >= 0:
-                out[sequence, h, place * tokens + t, d] = cache[page, t, h, d]
+                out[sequence, h, uint32(uint32(place) * tokens + t), d] = cache[page, t, h, d]
             else:
-                out[sequence, h, place * tokens + t, d] = 0
+                out[sequence, h, uint32(uint32(place) * tokens + t), d] = 0
 
     return paged_plain
 
@@ -65,10 +66,11 @@ def make_vector(threads: int = 256) -> Kernel:
         sequence, place = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.x)
         page = table[sequence, place]
         tokens, heads = uint32(cache.shape[1]), uint32(cache.shape[2])
-        vectors = uint32(cache.shape[3]) // uint32(16)
+        vectors = uint32(uint32(cache.shape[3]) // uint32(16))
         for i in range(uint32(cuda.threadIdx.x), tokens * heads * vectors, uint32(threads)):
-            row, vector = i // vectors, i % vectors
-            t, h = row // heads, row % heads
+            row = uint32(uint32(i) // vectors)
+            vector = uint32(uint32(i) - uint32(row * vectors))
+            t, h = uint32(row // heads), uint32(row % heads)
             a, b, c, d = uint32(0), uint32(0), uint32(0), uint32(0)
             if page >= 0:
                 source = ptx.global_address(cache) + uint64(page) * uint64(cache.strides[0])

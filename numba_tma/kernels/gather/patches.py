@@ -76,7 +76,7 @@ PARTS = tuple(part.name for part in fields(Convolution))
 
 @functools.cache
 def make_plain(convolution: Convolution, threads: int = 256) -> Kernel:
-    """One element a thread and step; where it comes from takes six divisions."""
+    """A row of out a block, an element a thread and step; where it comes from takes four divisions."""
     taps_h, taps_w = convolution.filter
     pad_h, pad_w = convolution.padding
     step_h, step_w = convolution.stride
@@ -84,21 +84,20 @@ def make_plain(convolution: Convolution, threads: int = 256) -> Kernel:
 
     @kernel(threads=threads)
     def patches_plain(x, out, p_count, q_count):
-        channels = x.shape[3]
-        size = out.shape[0] * out.shape[1]
-        step = cuda.gridDim.x * threads
-        i = cuda.blockIdx.x * threads + cuda.threadIdx.x
-        while i < size:
-            pixel, column = i // out.shape[1], i % out.shape[1]
-            tap, c = column // channels, column % channels
-            n, rest = pixel // (p_count * q_count), pixel % (p_count * q_count)
-            h = rest // q_count * step_h + tap // taps_w * dilation_h - pad_h
-            w = rest % q_count * step_w + tap % taps_w * dilation_w - pad_w
+        channels = uint32(x.shape[3])
+        pixel = uint32(cuda.blockIdx.x)
+        n = uint32(pixel // uint32(p_count * q_count))
+        rest = uint32(pixel - uint32(n * uint32(p_count * q_count)))
+        p, q = uint32(rest // uint32(q_count)), uint32(rest % uint32(q_count))
+        for column in range(cuda.threadIdx.x, taps_h * taps_w * channels, threads):
+            tap = uint32(uint32(column) // channels)
+            c = uint32(uint32(column) - uint32(tap * channels))
+            h = int32(p) * step_h + int32(tap // uint32(taps_w)) * dilation_h - pad_h
+            w = int32(q) * step_w + int32(tap % uint32(taps_w)) * dilation_w - pad_w
             if h >= 0 and h < x.shape[1] and w >= 0 and w < x.shape[2]:
                 out[pixel, column] = x[n, h, w, c]
             else:
                 out[pixel, column] = 0
-            i += step
 
     return patches_plain
 
@@ -113,14 +112,15 @@ def make_vector(convolution: Convolution, threads: int = 256) -> Kernel:
 
     @kernel(threads=threads)
     def patches_vector(x, out, p_count, q_count):
-        vectors = uint32(x.shape[3]) // uint32(16)
+        vectors = uint32(uint32(x.shape[3]) // uint32(16))
         pixel = uint32(cuda.blockIdx.x)
-        n = pixel // uint32(p_count * q_count)
-        rest = uint32(pixel - n * uint32(p_count * q_count))
-        p, q = rest // uint32(q_count), rest % uint32(q_count)
+        n = uint32(pixel // uint32(p_count * q_count))
+        rest = uint32(pixel - uint32(n * uint32(p_count * q_count)))
+        p, q = uint32(rest // uint32(q_count)), uint32(rest % uint32(q_count))
         target = ptx.global_address(out) + uint64(pixel) * uint64(out.strides[0])
         for i in range(uint32(cuda.threadIdx.x), uint32(taps_h * taps_w) * vectors, uint32(threads)):
-            tap, vector = i // vectors, i % vectors
+            tap = uint32(uint32(i) // vectors)
+            vector = uint32(uint32(i) - uint32(tap * vectors))
             h = int32(p) * int32(step_h) + int32(tap // uint32(taps_w)) * int32(dilation_h) - int32(pad_h)
             w = int32(q) * int32(step_w) + int32(tap % uint32(taps_w)) * int32(dilation_w) - int32(pad_w)
             a, b, c, d = uint32(0), uint32(0), uint32(0), uint32(0)
@@ -264,12 +264,10 @@ def _bind_plain(
     *,
     convolution: Convolution,
     threads: int = 256,
-    blocks: int = 4096,
     stream: object = None,
 ) -> Callable[[], Any]:
     s = _shapes(given, convolution)
-    count = -(-s.pixels * convolution.taps * s.channels // threads)
-    launcher = make_plain(convolution, threads)[min(blocks, count), None, stream]
+    launcher = make_plain(convolution, threads)[s.pixels, None, stream]
     return launcher.bind(given["x"], given["out"], *_numbers(s))
 
 
@@ -361,7 +359,7 @@ def _bind_im2col(
 
 
 OPTIONS = {
-    "plain": ("threads", "blocks"),
+    "plain": ("threads",),
     "vector": ("threads",),
     "window": ("tile", "channels"),
     "im2col": ("pixels", "channels"),

@@ -39,8 +39,8 @@ def make_plain(threads: int = 256) -> Kernel:
 
     @kernel(threads=threads)
     def column_sums_plain(x, out, strip):
-        column = uint32(cuda.blockIdx.x) * uint32(threads) + uint32(cuda.threadIdx.x)
-        if column < x.shape[1]:
+        column = uint32(uint32(cuda.blockIdx.x) * uint32(threads) + uint32(cuda.threadIdx.x))
+        if column < uint32(x.shape[1]):
             total = float32(0)
             for row in range(x.shape[0]):
                 total += x[row, column]
@@ -55,10 +55,10 @@ def make_strips(threads: int = 256) -> Kernel:
 
     @kernel(threads=threads)
     def column_sums_strips(x, out, strip):
-        column = uint32(cuda.blockIdx.x) * uint32(threads) + uint32(cuda.threadIdx.x)
-        first = uint32(cuda.blockIdx.y) * uint32(strip)
-        end = min(first + uint32(strip), uint32(x.shape[0]))
-        if column < x.shape[1]:
+        column = uint32(uint32(cuda.blockIdx.x) * uint32(threads) + uint32(cuda.threadIdx.x))
+        first = uint32(uint32(cuda.blockIdx.y) * uint32(strip))
+        end = uint32(min(uint32(first + uint32(strip)), uint32(x.shape[0])))
+        if column < uint32(x.shape[1]):
             total = float32(0)
             for row in range(first, end):
                 total += x[row, column]

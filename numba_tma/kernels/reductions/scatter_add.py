@@ -329,13 +329,13 @@ PROBLEM = Problem(
         Variant("tensor", "TMA", "the same by tensor maps: any length, bounds kept", _bind_tensor),
     ),
     cases={
-        ("default", "sim"): [Case((100, 256, 20), "float32"), Case((50, 320, 3), "int32", without=("vector",))],
+        ("default", "sim"): [Case((100, 256, 20), "float32"), Case((50, 320, 3), "float32")],
         ("quick", "sim"): [Case((40, 64, 7), "float32"), Case((33, 36, 3), "float32")],
         ("default", "gpu"): [
             Case((1 << 15, 1024, 1 << 13), "float32"),
             Case((1 << 15, 1024, 64), "float32"),
         ],
-        ("quick", "gpu"): [Case((5000, 256, 100), "float32"), Case((333, 1024, 3), "int32", without=("vector",))],
+        ("quick", "gpu"): [Case((5000, 256, 100), "float32"), Case((333, 1024, 3), "float32")],
     },
     tolerance=lambda case: TOLERANCES[case.dtype],
     peers={"torch": _torch},

@@ -47,10 +47,10 @@ def make_plain_softmax(threads: int = 256) -> Kernel:
                 shared[thread] += shared[thread + width]
             cuda.syncthreads()
             width //= 2
-        total = shared[0]
+        inverse = cuda.libdevice.fast_fdividef(float32(1), shared[0])
 
         for column in range(thread, columns, threads):
-            out[row, column] = math.exp(float32(x[row, column]) - largest) / total
+            out[row, column] = math.exp(float32(x[row, column]) - largest) * inverse
 
     return softmax_plain
 
@@ -77,7 +77,7 @@ def make_plain_rmsnorm(threads: int = 256) -> Kernel:
                 shared[thread] += shared[thread + width]
             cuda.syncthreads()
             width //= 2
-        factor = float32(1) / math.sqrt(shared[0] * inverse + epsilon)
+        factor = cuda.libdevice.rsqrtf(shared[0] * inverse + epsilon)
 
         for column in range(thread, columns, threads):
             out[row, column] = float32(x[row, column]) * factor * float32(weight[column])
