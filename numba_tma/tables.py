@@ -324,6 +324,7 @@ def _headline(results: Path) -> str:
         )
     rows += tables_gemm.headline(results)
     rows += tables_attention.headline(results)
+    rows += tables_overlap.headline(results)
     overlapped = _load(results, "h200_measurements.json")["overlap"]
     gains = [r["seconds"]["one buffer"] / r["seconds"]["two buffers"] for r in overlapped]
     rows.append(["two buffers instead of one, a block per SM, copy and compute balanced", f"{max(gains):.2f} ×"])
