@@ -102,6 +102,12 @@ def test_splits_fit_and_say_where_they_do_not():
         binding.split(1 << 20)
 
 
+def test_more_parts_than_there_is_room_for(in_simulator):
+    x = np.zeros((1, 133 * 16), np.float32)
+    with pytest.raises(ValueError, match=r"133 parts: the GPU holds 132 such blocks at once.*take variant 'online'"):
+        softmax.softmax(x, x, variant="grid", parts=133)
+
+
 def test_wrong_arguments_are_named(in_simulator):
     x = np.zeros((4, 64), np.float32)
     for arguments, options, error, message in (

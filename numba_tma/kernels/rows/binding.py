@@ -168,8 +168,14 @@ def bind_parts(operation: str, variant: str) -> Callable[..., Callable[[], Any]]
             kernel = make_row(operation, o.dtype, threads, vectors, cluster=parts, **options)
             return kernel[o.rows * parts, None, stream].bind(*o.arguments)
         kernel = make_row(operation, o.dtype, threads, vectors, grid=True, **options)
-        meeting = _meeting(o, parts, driver.stream_handle(stream))
-        return kernel[o.rows * parts, None, stream].bind(*o.arguments, *meeting, np.uint32(parts))
+        given_all = (*o.arguments, *_meeting(o, parts, driver.stream_handle(stream)), np.uint32(parts))
+        room = resident_blocks(kernel, given_all)
+        if parts > room:  # they would wait for blocks that cannot begin before they end
+            raise ValueError(
+                f"rows of {o.vectors * VECTOR:,} B in {parts} parts: the GPU holds {room} such blocks at once, and "
+                f"those of a row wait for each other; take variant 'online'"
+            )
+        return kernel[o.rows * parts, None, stream].bind(*given_all)
 
     return bind
 
@@ -242,7 +248,7 @@ def choose(o: Operands) -> tuple[str, dict[str, Any]]:
     """The variant for these arrays where none is asked for, and its options: what was fastest on an H200."""
     if not o.aligned or o.vectors * VECTOR > PART_BYTES * MAX_CLUSTER:
         return "online", {}
-    return ("bulk" if o.vectors * VECTOR <= PART_BYTES else "ring"), {}
+    return ("bulk" if o.vectors * VECTOR <= PART_BYTES else "cluster"), {}
 
 
 def run(
