@@ -160,8 +160,12 @@ def _graph(stream: object, launch: Callable[[int], object], launches: int) -> tu
     driver.synchronize(int(stream))
     mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     check(cu.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
-    for _ in range(launches):
-        launch(int(stream))
+    try:
+        for _ in range(launches):
+            launch(int(stream))
+    except Exception:
+        cu.cuStreamEndCapture(stream)  # else this thread could not allocate any more
+        raise
     graph = check(cu.cuStreamEndCapture(stream), "cuStreamEndCapture")
     return graph, check(cu.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
 

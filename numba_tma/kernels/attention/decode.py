@@ -34,10 +34,10 @@ _SHARED_BYTES = 227 * 1024  # of an SM, some 1 KB a block aside
 _MOST_SPLITS = 128
 _MANY_ROUNDS = 16  # tiles for each warp, that make a block's start and end small beside the rest
 _MOST_BLOCKS = 65535  # in a grid's second and third dimension
-# What `splits_for` reckons with, of an H200: bytes a second, all in all and to an SM; and seconds: of a block besides
-# reading, for its start and its end; of a warp for a tile that is there, and for each element of K in it; of the last
-# block to merge, and for each part.
-_READ_RATE, _SM_RATE = 4.5e12, 60e9
+# What `splits_for` reckons with, of an H200: bytes a second, all in all, to an SM, and to one whose neighbour reads
+# too; and seconds: of a block besides reading, for its start and its end; of a warp for a tile that is there, and for
+# each element of K in it; of the last block to merge, and for each part.
+_READ_RATE, _SM_RATE, _PAIR_RATE = 4.5e12, 75e9, 40e9
 _BLOCK_SECONDS = 3e-6
 _TILE_SECONDS, _ELEMENT_SECONDS = 0.4e-6, 0.2e-9
 _MERGE_SECONDS, _PART_SECONDS = 2.5e-6, 0.06e-6
@@ -101,14 +101,16 @@ def splits_for(extents: Extents, tiling: Tiling, multiprocessors: int) -> int:
     def rounds(splits: int) -> int:
         return -(-tiles // (splits * tiling.warps))
 
-    def seconds(splits: int) -> float:
+    def wave(blocks: int, splits: int) -> float:
         nbytes = round_bytes * rounds(splits)
-        alone = max(nbytes / _SM_RATE, rounds(splits) * tile_seconds) + _BLOCK_SECONDS
+        rate = _SM_RATE if 2 * blocks <= slots else _PAIR_RATE
+        alone = max(nbytes / rate, rounds(splits) * tile_seconds) + _BLOCK_SECONDS
+        return max(blocks * nbytes / _READ_RATE, alone) if blocks else 0.0
+
+    def seconds(splits: int) -> float:
         waves, left = divmod(groups * splits, slots)
-        total = waves * max(slots * nbytes / _READ_RATE, alone) + _BLOCK_SECONDS
-        if left:
-            total += max(left * nbytes / _READ_RATE, alone)
-        return total + (_MERGE_SECONDS + splits * _PART_SECONDS if splits > 1 else 0.0)
+        merging = _MERGE_SECONDS + splits * _PART_SECONDS if splits > 1 else 0.0
+        return waves * wave(slots, splits) + wave(left, splits) + _BLOCK_SECONDS + merging
 
     candidates = range(1, min(-(-tiles // tiling.warps), _MOST_SPLITS) + 1)
     best = min(map(seconds, candidates))
