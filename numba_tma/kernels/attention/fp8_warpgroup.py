@@ -622,13 +622,17 @@ def make_fp8(
                 finish(o, product)
                 settle_last(o, product, carry)
                 release(smem.v_empty[stage], thread)
-                row, head, batch = tile_of(turn)  # again, rather than in registers all the while
+                # Found out again here, rather than kept in registers all the while.
+                row, head, batch = tile_of(turn)
                 row = uint32(row + mine * uint32(GROUP_ROWS))
-                store(o, o_map, smem.o[mine], thread, uint32(mine + uint32(3)), row, head, batch, top, bottom)
-                if lane_key == 0:
+                here = ptx.mov_b32(thread)
+                store(o, o_map, smem.o[mine], here, uint32(mine + uint32(3)), row, head, batch, top, bottom)
+                if here % uint32(4) == 0:
                     for i in range(2):
                         unroll()
-                        r = uint32(row + lane_row + uint32(8 * i))
+                        r = uint32(
+                            row + here // uint32(32) * uint32(16) + here % uint32(32) // uint32(4) + uint32(8 * i)
+                        )
                         if r < sq:
                             lse[batch, head, r] = log_sum_exp(largest[i], total[i])
                 stage, phase = advanced(stage, phase, stages)
