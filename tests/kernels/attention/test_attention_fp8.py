@@ -110,6 +110,25 @@ def test_numbers(rng, name, schedule):
     assert np.sqrt(np.mean((o - o_of_inputs) ** 2)) < 0.08 * np.sqrt(np.mean(o_of_inputs**2))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_block_takes_many_tiles(rng, monkeypatch, causal):
+    """More than are described at once; the counter is zero again afterwards, as the second launch shows."""
+    monkeypatch.setattr(fp8, "multiprocessors", lambda: 1)
+    q, k, v = inputs(rng, BFLOAT16, (1, 150, 200, 3, 1, 128))
+    made = quantised(q, k, v)
+    o, lse = np.full(q.shape, np.nan, q.dtype), np.full((1, 3, 150), np.nan, np.float32)
+    with use_backend("sim", policy="late", warp_order="random", seed=5):
+        launch = fp8.bind_attend(made, o, lse, causal=causal)
+        launch()
+        first = o.copy()
+        o[...] = np.nan
+        launch()
+    np.testing.assert_array_equal(o, first)
+    exact, exact_lse = attended_exactly(made, BFLOAT16, {"causal": causal})
+    np.testing.assert_allclose(lse, exact_lse, rtol=0, atol=0.02)
+    assert np.sqrt(np.mean((o.astype(np.float64) - exact) ** 2)) < 0.04 * np.sqrt(np.mean(exact**2))
+
+
 def test_scales_of_blocks_far_apart(rng):
     """Blocks of keys a million times smaller or larger than others count as they should."""
     q, k, v = inputs(rng, BFLOAT16, (1, 64, 320, 1, 1, 64))
