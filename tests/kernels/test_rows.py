@@ -94,12 +94,14 @@ def test_a_row_taken_twice_from_shared_memory(rng, in_simulator):
 
 def test_splits_fit_and_say_where_they_do_not():
     for vectors in (1, 31, 32, 33, 1000, 4096, 4097, 65536):
-        cluster, threads, passes = binding.split(vectors)
-        assert threads % 32 == 0
+        itemsize = (2, 4)[vectors % 2]
+        cluster, threads, passes = binding.split(vectors, itemsize)
+        assert threads % 32 == 0 and threads <= 1024
+        assert passes * binding.VECTOR <= binding.HELD_ELEMENTS * itemsize
         assert cluster * threads * passes >= vectors
         assert passes * threads * binding.VECTOR <= binding.PART_BYTES
     with pytest.raises(ValueError, match=r"16 are the most: take a larger cluster \(up to 16\), or variant 'online'"):
-        binding.split(1 << 20)
+        binding.split(1 << 20, 4)
 
 
 def test_more_parts_than_there_is_room_for(in_simulator):

@@ -20,6 +20,7 @@ PART_BYTES = 64 * 1024  # of a row in one block: what 512 threads hold in regist
 MAX_PART_BYTES = 224 * 1024
 PART_GRAIN = 4096  # room for parts is made in steps of so much, so that few kernels are compiled
 MAX_CLUSTER = 16
+HELD_ELEMENTS = 32  # of a row in a thread's registers, beside as many weights
 VECTOR = 16
 
 
@@ -42,8 +43,10 @@ class Split(NamedTuple):
     passes: int
 
 
-def split(vectors: int, cluster: int | None = None, threads: int | None = None) -> Split:
-    """A split for rows of so many vectors; what is not None is taken as given.
+def split(vectors: int, itemsize: int, cluster: int | None = None, threads: int | None = None) -> Split:
+    """A split for rows of so many vectors of elements of `itemsize` bytes; what is not None is taken as given.
+
+    Four vectors a thread, up to 512 threads; then more, as long as 32 elements widened to float32 fit into registers.
 
     Raises:
         ValueError: the row does not fit.
@@ -55,6 +58,8 @@ def split(vectors: int, cluster: int | None = None, threads: int | None = None) 
     share = -(-vectors // cluster)
     if threads is None:
         threads = min(512, _threads(share, 4))
+        if share * VECTOR > threads * HELD_ELEMENTS * itemsize:
+            threads *= 2
     passes = max(1, -(-share // threads))
     if passes * threads * VECTOR > 224 * 1024 or passes > 16:
         raise ValueError(
@@ -126,7 +131,7 @@ def bind_held(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
     ) -> Callable[[], Any]:
         o = operands(given, epsilon)
         need_aligned(o, variant)
-        s = split(o.vectors, 1, threads)
+        s = split(o.vectors, o.itemsize, 1, threads)
         part_bytes = 0 if variant == "registers" else s.passes * s.threads * VECTOR
         kernel = make_row(
             operation, o.dtype, s.threads, s.passes, part_bytes=part_bytes, min_blocks=min_blocks, evict=evict
@@ -215,7 +220,10 @@ def bind_ring(operation: str) -> Callable[..., Callable[[], Any]]:
     ) -> Callable[[], Any]:
         o = operands(given, epsilon)
         need_aligned(o, "ring")
-        s = split(o.vectors, cluster, threads)
+        s = split(o.vectors, o.itemsize, cluster, threads)
+        if s.threads > 512 and o.weight is not None and cluster is None:
+            # 32 elements, as many weights and the ring's own state are too much for 64 registers.
+            s = split(o.vectors, o.itemsize, min(MAX_CLUSTER, 2 * s.cluster), threads)
         kernel = make_ring(operation, o.dtype, s.threads, s.passes, stages, s.cluster, min_blocks)
         if clusters is None:
             clusters = resident_blocks(kernel, o.arguments) // s.cluster
