@@ -46,7 +46,7 @@ SHORT = (
     ("bulk", {}),
     ("bulk", {"evict": True}),
     ("cluster", {"parts": 1, "evict": True}),
-    ("online", {"threads": 512, "vectors": 2, "min_blocks": 3, "evict": True}),
+    ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "evict": True}),
 )
 LONG = (
     ("cluster", {}),
@@ -55,6 +55,7 @@ LONG = (
     ("ring", {}),
     ("grid", {}),
     ("grid", {"evict": True}),
+    ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "evict": True}),
 )
 
 

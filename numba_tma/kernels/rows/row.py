@@ -74,7 +74,8 @@ def make_row(
         part_bytes: shared memory for a block's part of the row; with 0 it is taken from global memory.
         cluster: blocks that share a row, up to 16.
         grid: any number of blocks share a row and meet in global memory; the kernel has three arguments more.
-        evict: the last read of x tells the L2 cache to let its lines go first, and so to keep what is written longer.
+        evict: tell the L2 cache to let lines of x go first when they are read for the last time, which leaves more
+            of it to what is written, and last when they will be read again.
         min_blocks: blocks that an SM is to hold.
         single: single elements from global memory instead of vectors: rows may start anywhere and have any strides.
     """
@@ -116,9 +117,12 @@ def make_row(
             access.load_shared(values, base, smem.part[0].address_of(uint32(index * uint32(16))))
         elif single:
             values[base] = float32(x[row, index])
-        elif evict and last:
-            policy = ptx.createpolicy_fractional_l2_evict_first(1.0)
-            access.load_last(values, base, source + uint64(index) * uint64(16), policy)
+        elif evict:
+            if last:
+                policy = ptx.createpolicy_fractional_l2_evict_first(1.0)
+            else:
+                policy = ptx.createpolicy_fractional_l2_evict_last(1.0)
+            access.load_by_policy(values, base, source + uint64(index) * uint64(16), policy)
         else:
             access.load_global(values, base, source + uint64(index) * uint64(16))
 

@@ -20,7 +20,7 @@ class Vectors(NamedTuple):
 
     load_shared(values, base, address), load_global(values, base, address)
         Read 16 bytes, widened to float32.
-    load_last(values, base, address, policy)
+    load_by_policy(values, base, address, policy)
         Read 16 bytes of global memory with a cache policy for L2.
     store_global(address, values, base)
         Write 16 bytes, rounded to the row's type.
@@ -31,7 +31,7 @@ class Vectors(NamedTuple):
     width: int
     load_shared: Callable
     load_global: Callable
-    load_last: Callable
+    load_by_policy: Callable
     store_global: Callable
     keep: Callable
     scale: Callable
@@ -65,7 +65,7 @@ def _single(keep: Callable) -> Vectors:
         put(values, base, a, b, c, d)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_last(values, base, address, policy):
+    def load_by_policy(values, base, address, policy):
         a, b, c, d = ptx.ld_global_nc_v4_u32_l2_hint(address, policy)
         number = cuda.libdevice.int_as_float
         put(values, base, number(int32(a)), number(int32(b)), number(int32(c)), number(int32(d)))
@@ -80,7 +80,7 @@ def _single(keep: Callable) -> Vectors:
             unroll()
             values[base + i] *= cuda.libdevice.int_as_float(int32(words[word + i]))
 
-    return Vectors(4, load_shared, load_global, load_last, store_global, keep, scale)
+    return Vectors(4, load_shared, load_global, load_by_policy, store_global, keep, scale)
 
 
 def _half(keep: Callable, dtype: str) -> Vectors:
@@ -105,7 +105,7 @@ def _half(keep: Callable, dtype: str) -> Vectors:
         put(values, base, a, b, c, d)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_last(values, base, address, policy):
+    def load_by_policy(values, base, address, policy):
         a, b, c, d = ptx.ld_global_nc_v4_u32_l2_hint(address, policy)
         put(values, base, a, b, c, d)
 
@@ -127,4 +127,4 @@ def _half(keep: Callable, dtype: str) -> Vectors:
             values[base + 2 * i] *= low
             values[base + 2 * i + 1] *= high
 
-    return Vectors(8, load_shared, load_global, load_last, store_global, keep, scale)
+    return Vectors(8, load_shared, load_global, load_by_policy, store_global, keep, scale)
