@@ -68,7 +68,7 @@ class DeviceArray:
     def poison(self) -> None:
         """Fill with 0xFF bytes: NaN in every floating-point type, -1 or the largest value in an integer one."""
         if self._allocation:
-            driver.copy_to_device(self._allocation, np.full(self._nbytes, 0xFF, np.uint8))
+            driver.fill(self._allocation, 0xFF, self._nbytes)
 
     def __del__(self) -> None:
         if getattr(self, "_allocation", 0):

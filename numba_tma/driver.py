@@ -249,6 +249,11 @@ def copy_to_device(pointer: int, source: np.ndarray) -> None:
         check(_driver().cuMemcpyHtoD(pointer, source.ctypes.data, source.nbytes), "copying to the device")
 
 
+def fill(pointer: int, value: int, nbytes: int) -> None:
+    """Set each of `nbytes` bytes of device memory to `value` (0 to 255)."""
+    check(_driver().cuMemsetD8(pointer, value, nbytes), "filling device memory")
+
+
 def synchronize(stream: int = 0) -> None:
     """Wait for everything enqueued on `stream`."""
     check(_driver().cuStreamSynchronize(stream), "cuStreamSynchronize")

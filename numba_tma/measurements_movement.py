@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from . import bench, counters, driver, launch, suite
-from .arrays import reinterpret
+from .arrays import DeviceView, contiguous_strides, reinterpret
 from .device_array import DeviceArray
-from .kernels import Case, kv_stream, multicast, transpose
+from .kernels import Case, kv_stream, multicast, stencil3d, transpose
 
 Record = dict[str, Any]
 
@@ -102,6 +102,53 @@ def _rates(configurations: list[tuple[tuple[int, int], int, int]]) -> list[Recor
     return [{**record, "share_of_device_copy": record["gb_per_s"] / rate} for record in records]
 
 
+_PROMOTIONS = ("none", "64B", "128B", "256B")
+
+
+def l2_promotion(size: int = 512, side: int = 16384) -> list[Record]:
+    """How much L2 fetches at a time for a tensor map: stencil3d, whose boxes begin 16 bytes before a multiple of 512,
+    and transpose, whose boxes are whole lines."""
+    memory = [driver.allocate(4 * side * side) for _ in range(2)]
+    driver.fill(memory[0], 0x3A, 4 * side * side)
+
+    def views(names: tuple[str, str], shape: tuple[int, ...]) -> Record:
+        strides, dtype = contiguous_strides(shape, 4), np.dtype(np.float32)
+        return {n: DeviceView(None, at, shape, strides, dtype) for n, at in zip(names, memory, strict=True)}
+
+    grids, matrices = views(("source", "out"), (size,) * 3), views(("source", "target"), (side,) * 2)
+    launches, records = {}, []
+    for promotion in _PROMOTIONS:
+        for problem, variant, arrays, options in (
+            *(
+                (stencil3d.PROBLEM, v, grids, {"points": p})
+                for v in ("tma", "stages", "ring")
+                for p in stencil3d.POINTS
+            ),
+            *((transpose.PROBLEM, v, matrices, {}) for v in ("vector", "store")),
+        ):
+            key = str(len(records))
+            launches[key] = problem.variant(variant).bind(arrays, **options, l2_promotion=promotion)
+            case = Case(arrays["source"].shape, "float32", options)
+            nbytes = problem.bytes_moved(case)
+            records.append(
+                {
+                    "problem": problem.name,
+                    "variant": variant,
+                    "options": options,
+                    "promotion": promotion,
+                    "bytes": nbytes,
+                }
+            )
+    try:
+        timings = bench.time_launches(launches, repeats=11, warm_up=1)
+    finally:
+        for at in memory:
+            driver.free(at)
+    for record, timing in zip(records, timings.values(), strict=True):
+        record["seconds"], record["gb_per_s"] = timing.median, record["bytes"] / timing.median / 1e9
+    return records
+
+
 _BANKS = {
     "ld_shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "st_shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
@@ -174,6 +221,7 @@ ALL: dict[str, Callable[[], list[Record]]] = {
     "two_buffers": two_buffers,
     "tile_sizes": tile_sizes,
     "tile_shapes": tile_shapes,
+    "l2_promotion": l2_promotion,
     "bank_conflicts": bank_conflicts,
     "multicast_traffic": multicast_traffic,
 }

@@ -447,12 +447,15 @@ def _bind_maps(make: Callable[..., Kernel], stages: int) -> Callable[..., Callab
         rows: int = 4,
         stages: int = stages,
         depth: int | None = None,
+        l2_promotion: str = "128B",
         stream: object = None,
     ) -> Callable[[], Any]:
         check_tile(tile, rows)
         _fill(fill)
         depth = depth or default_depth(view(arrays["source"]).shape, tile, stages)
-        source_map = TensorMap(arrays["source"], (1, *tile_shape(tile)), fill=fill, store=False)
+        source_map = TensorMap(
+            arrays["source"], (1, *tile_shape(tile)), fill=fill, l2_promotion=l2_promotion, store=False
+        )
         grid = _grid(view(arrays["source"]).shape, tile, depth)
         return make(points, tile, rows, stages)[grid, None, stream].bind(
             source_map, arrays["out"], np.uint32(depth), *_weights(points)
@@ -465,9 +468,9 @@ _TILED = ("tile", "rows", "depth")
 OPTIONS = {
     "plain": ("threads",),
     "shared": _TILED,
-    "tma": _TILED,
-    "stages": (*_TILED, "stages"),
-    "ring": (*_TILED, "stages"),
+    "tma": (*_TILED, "l2_promotion"),
+    "stages": (*_TILED, "l2_promotion", "stages"),
+    "ring": (*_TILED, "l2_promotion", "stages"),
 }
 _BY_VECTORS = ("shared", "tma", "stages", "ring")
 

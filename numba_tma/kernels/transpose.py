@@ -470,9 +470,14 @@ def _bind_by_columns(swizzle: str) -> Callable[..., Callable[[], Any]]:
 
 
 def _bind_vector(
-    arrays: Mapping[str, Any], *, tile: tuple[int, int] = (2, 2), threads: int = 256, stream: object = None
+    arrays: Mapping[str, Any],
+    *,
+    tile: tuple[int, int] = (2, 2),
+    threads: int = 256,
+    l2_promotion: str = "256B",
+    stream: object = None,
 ) -> Callable[[], Any]:
-    source_map, down, tiles = _source(arrays, tile, threads)
+    source_map, down, tiles = _source(arrays, tile, threads, l2_promotion)
     made = make_vector(source_map.element.size, tile, threads)
     return made[tiles, None, stream].bind(source_map, _as_bits(arrays["target"]), down)
 
@@ -484,31 +489,40 @@ def _bind_ring(
     threads: int = 256,
     stages: int = 2,
     per_multiprocessor: int = 4,
+    l2_promotion: str = "256B",
     stream: object = None,
 ) -> Callable[[], Any]:
-    source_map, down, tiles = _source(arrays, tile, threads)
+    source_map, down, tiles = _source(arrays, tile, threads, l2_promotion)
     made = make_ring(source_map.element.size, tile, threads, stages)
     launcher = made[blocks_for(tiles, per_multiprocessor), None, stream]
     return launcher.bind(source_map, _as_bits(arrays["target"]), down, np.uint32(tiles))
 
 
 def _bind_store(
-    arrays: Mapping[str, Any], *, tile: tuple[int, int] = (2, 1), threads: int = 128, stream: object = None
+    arrays: Mapping[str, Any],
+    *,
+    tile: tuple[int, int] = (2, 1),
+    threads: int = 128,
+    l2_promotion: str = "256B",
+    stream: object = None,
 ) -> Callable[[], Any]:
-    source_map, down, tiles = _source(arrays, tile, threads)
+    source_map, down, tiles = _source(arrays, tile, threads, l2_promotion)
     itemsize = source_map.element.size
     target_map = TensorMap(_as_bits(arrays["target"], True), box_of(itemsize, tile[1]), swizzle="128B")
     return make_store(itemsize, tile, threads)[tiles, None, stream].bind(source_map, target_map, down)
 
 
-def _source(arrays: Mapping[str, Any], tile: tuple[int, int], threads: int) -> tuple[TensorMap, np.uint32, int]:
+def _source(
+    arrays: Mapping[str, Any], tile: tuple[int, int], threads: int, l2_promotion: str
+) -> tuple[TensorMap, np.uint32, int]:
     """The source's map, and its tiles from top to bottom and in all."""
     source = _as_bits(arrays["source"])
     described = view(source)
     itemsize = described.dtype.itemsize
     check_tile(tile, itemsize, threads)
     down, tiles = _tiles(described.shape, *(spans * SPAN // itemsize for spans in tile))
-    return TensorMap(source, box_of(itemsize, tile[0]), swizzle="128B", store=False), down, tiles
+    source_map = TensorMap(source, box_of(itemsize, tile[0]), swizzle="128B", l2_promotion=l2_promotion, store=False)
+    return source_map, down, tiles
 
 
 def check_tile(tile: tuple[int, int], itemsize: int, threads: int) -> None:
@@ -529,9 +543,9 @@ OPTIONS = {
     "padded": (),
     "tma": ("threads",),
     "swizzle": ("threads",),
-    "vector": ("tile", "threads"),
-    "ring": ("tile", "threads", "stages", "per_multiprocessor"),
-    "store": ("tile", "threads"),
+    "vector": ("tile", "threads", "l2_promotion"),
+    "ring": ("tile", "threads", "stages", "per_multiprocessor", "l2_promotion"),
+    "store": ("tile", "threads", "l2_promotion"),
 }
 _BY_TMA = ("tma", "swizzle", "vector", "ring", "store")
 
