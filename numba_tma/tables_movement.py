@@ -58,6 +58,18 @@ def traffic(records: Sequence[Record]) -> str:
     return markdown(rows, ["", "MB into SMs", "MB read from L2", "fewer by", "time"])
 
 
+def promotion(records: Iterable[Record]) -> str:
+    """GB/s for each way to let L2 fetch, a row for each kernel."""
+    rows: dict[str, dict[str, str]] = {}
+    for record in records:
+        points = f", {record['options']['points']} points" if "points" in record["options"] else ""
+        name = f"`{record['problem']}.{record['variant']}`{points}"
+        rows.setdefault(name, {})[record["promotion"]] = f"{record['gb_per_s']:,.0f}"
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    table = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
+    return markdown(table, ["GB/s with `l2_promotion=`", *(f'`"{column}"`' for column in columns)])
+
+
 def in_flight(records: Sequence[Record]) -> str:
     """Rate against bytes in flight, for tiles of one size."""
     rows = []
@@ -98,6 +110,7 @@ def tiles(records: Sequence[Record]) -> str:
 
 TABLES: dict[str, Callable[[Path], str]] = {
     "transpose banks": lambda results: banks(_load(results)["bank_conflicts"]),
+    "l2 promotion": lambda results: promotion(_load(results)["l2_promotion"]),
     "multicast traffic": lambda results: traffic(_load(results)["multicast_traffic"]),
     "bytes in flight": lambda results: in_flight(_load(results)["bytes_in_flight"]),
     "two buffers": lambda results: tiles(_load(results)["two_buffers"]),

@@ -68,3 +68,17 @@ def test_bytes_in_flight_and_tiles():
     assert cells(made, "64 KB") == ["64 KB", "2", "2", "2,113", "50%", "1,023 ns"]
     made = tables_movement.tiles([measured((8, 64), 32, 1)])
     assert cells(made, "8×64") == ["8×64", "1 KB", "128 B", "32", "64 KB", "2,113", "50%"]
+
+
+def test_promotion():
+    def measured(promotion, gb_per_s, **options):
+        problem, variant = ("stencil3d", "ring") if options else ("transpose", "store")
+        found = {"problem": problem, "variant": variant, "promotion": promotion, "gb_per_s": gb_per_s}
+        return {**found, "options": options}
+
+    made = tables_movement.promotion(
+        [measured("none", 3800.4, points=7), measured("none", 4100.0), measured("256B", 3500.0, points=7)]
+    )
+    assert cells(made, "GB/s")[1:] == ['`"none"`', '`"256B"`']
+    assert cells(made, "`stencil3d.ring`") == ["`stencil3d.ring`, 7 points", "3,800", "3,500"]
+    assert cells(made, "`transpose.store`") == ["`transpose.store`", "4,100", ""]
