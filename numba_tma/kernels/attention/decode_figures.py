@@ -15,7 +15,7 @@ from ...driver import LaunchError
 from .decode import bind_decode
 
 Record = dict[str, Any]
-_L2_BYTES = 50 << 20
+_L2_BYTES = 60 << 20
 _SECONDS = 2e-3  # of a graph, about
 
 
