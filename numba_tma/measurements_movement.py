@@ -22,13 +22,7 @@ _ELEMENTS = 1 << 28  # of K and of V: 512 MB each, far more than the L2 cache ho
 _SHARED = 227 * 1024
 
 # (tile, stages, blocks on each SM)
-_IN_FLIGHT = [
-    *(((16, 64), stages, 1) for stages in (1, 2, 3, 4, 6, 8, 12, 16, 32)),
-    *(((16, 64), stages, blocks) for blocks in (2, 4, 8) for stages in (1, 2, 4)),
-]
-_TWO_BUFFERS = [
-    (tile, 2, 1) for tile in ((8, 64), (16, 64), (32, 64), (64, 64), (128, 64), (64, 128), (128, 128), (64, 256))
-]
+_IN_FLIGHT = [((64, 64), stages, blocks) for blocks in (1, 2, 4, 8) for stages in (1, 2, 3, 4, 6, 8)]
 _TILES = [
     (tile, stages, 1)
     for tile, stages in (
@@ -49,11 +43,6 @@ _SHAPES = [((rows, 2048 // rows), 8, 1) for rows in (256, 128, 64, 32, 16, 8)]
 def bytes_in_flight() -> list[Record]:
     """Rate of reading against the bytes that an SM has asked for: tiles of one size, more stages, more blocks."""
     return _rates(_IN_FLIGHT)
-
-
-def two_buffers() -> list[Record]:
-    """Double buffering with a block on each SM: the tile's size is then what is in flight."""
-    return _rates(_TWO_BUFFERS)
 
 
 def tile_sizes() -> list[Record]:
@@ -100,6 +89,70 @@ def _rates(configurations: list[tuple[tuple[int, int], int, int]]) -> list[Recor
         record["residence_ns"] = record["in_flight"] * multiprocessors * timing.median / record["bytes"] * 1e9
     rate = suite.device_copy_rate()
     return [{**record, "share_of_device_copy": record["gb_per_s"] / rate} for record in records]
+
+
+# Spans of 128 bytes each way, and threads.
+_TRANSPOSE_TILES = (((1, 1), 64), ((2, 1), 128), ((1, 2), 128), ((2, 2), 256), ((2, 2), 128))
+
+
+def transpose_tiles(side: int = 16384) -> list[Record]:
+    """Each step of transpose for three element types, over tiles; PyTorch's copy of the transposed view beside them."""
+    problem = transpose.PROBLEM
+    records = []
+    for dtype in ("float32", "float16", "int8"):
+        case = Case((side, side), dtype)
+        arrays = {name: DeviceArray.empty(case.shape, np.dtype(dtype)) for name in ("source", "target")}
+        tiled = [{"tile": tile, "threads": threads} for tile, threads in _TRANSPOSE_TILES]
+        options = {"vector": tiled, "ring": tiled, "store": tiled}
+        rows = [(v, o) for v in problem.variants for o in options.get(v.name, [{}])]
+        launches = {str(number): variant.bind(arrays, **chosen) for number, (variant, chosen) in enumerate(rows)}
+        named = [(variant.name, chosen) for variant, chosen in rows]
+        peer = problem.peers["torch"](arrays)
+        if peer is not None:
+            launches[str(len(rows))] = peer
+            named.append(("torch", {}))
+        records += _timed(launches, named, {"shape": list(case.shape), "dtype": dtype}, problem.bytes_moved(case))
+    return records
+
+
+# Rows and columns of a tile, and rows of a thread.
+_STENCIL_TILES = (((16, 64), 2), ((32, 64), 4), ((16, 128), 2), ((16, 128), 4), ((32, 128), 4), ((8, 128), 1))
+
+
+def stencil3d_tiles(size: int = 512) -> list[Record]:
+    """Each step of stencil3d over tiles, stages and how far a block goes along z."""
+    problem = stencil3d.PROBLEM
+    shape = (size, size, size)
+    arrays = {name: DeviceArray.empty(shape, np.dtype(np.float32)) for name in ("source", "out")}
+    records = []
+    for points in stencil3d.POINTS:
+        rows: list[tuple[str, Record]] = [("plain", {})]
+        for tile, per_thread in _STENCIL_TILES:
+            for depth in (32, 64, 128, 256, 512):
+                chosen = {"tile": tile, "rows": per_thread, "depth": depth}
+                rows += [("shared", chosen), ("tma", chosen)]
+                rows += [(name, {**chosen, "stages": n}) for name in ("stages", "ring") for n in (2, 4, 6)]
+        launches = {
+            str(number): problem.variant(name).bind(arrays, points=points, **chosen)
+            for number, (name, chosen) in enumerate(rows)
+        }
+        case = Case(shape, "float32", {"points": points})
+        records += _timed(launches, rows, {"shape": list(shape), "points": points}, problem.bytes_moved(case))
+    return records
+
+
+def _timed(
+    launches: dict[str, Callable[[], object]], rows: list[tuple[str, Record]], common: Record, nbytes: int
+) -> list[Record]:
+    """A record for each launch: what it is, its time and rate, and the share of the driver's copy."""
+    timings = bench.time_launches(launches, repeats=7, warm_up=1)
+    rate = suite.device_copy_rate()
+    records = []
+    for (name, options), timing in zip(rows, timings.values(), strict=True):
+        gb_per_s = nbytes / timing.median / 1e9
+        record = {"variant": name, **common, "options": options, "seconds": timing.median}
+        records.append({**record, "gb_per_s": gb_per_s, "share_of_device_copy": gb_per_s / rate})
+    return records
 
 
 _PROMOTIONS = ("none", "64B", "128B", "256B")
@@ -187,10 +240,7 @@ _TRAFFIC = {
 
 def multicast_traffic(clusters: tuple[int, ...] = (2, 4, 8)) -> list[Record]:
     """What multicast does to the traffic between L2 and the SMs, and to the time, for clusters of several sizes."""
-    ways: list[tuple[str, str, Record]] = [
-        ("each block for itself, neighbours in different strips", "tma", {"strips_first": True}),
-        ("each block for itself, neighbours in the same strip", "tma", {}),
-    ]
+    ways: list[tuple[str, str, Record]] = [("each block for itself", "tma", {})]
     ways += [(f"clusters of {cluster}", "multicast", {"cluster": cluster}) for cluster in clusters]
     targets = [counters.Target("multicast", name, _MULTICAST_SHAPE, "float32", options) for _, name, options in ways]
     counted = counters.read(targets, list(_TRAFFIC.values()))
@@ -218,9 +268,10 @@ def multicast_traffic(clusters: tuple[int, ...] = (2, 4, 8)) -> list[Record]:
 
 ALL: dict[str, Callable[[], list[Record]]] = {
     "bytes_in_flight": bytes_in_flight,
-    "two_buffers": two_buffers,
     "tile_sizes": tile_sizes,
     "tile_shapes": tile_shapes,
+    "transpose_tiles": transpose_tiles,
+    "stencil3d_tiles": stencil3d_tiles,
     "l2_promotion": l2_promotion,
     "bank_conflicts": bank_conflicts,
     "multicast_traffic": multicast_traffic,

@@ -19,6 +19,53 @@ def _load(results: Path) -> dict[str, Any]:
     return json.loads((results / RESULTS).read_text())
 
 
+def best(records: Iterable[Record], group: str, baseline: str, peer: str | None = None) -> str:
+    """The fastest configuration of each variant, by what `group` names; beside the baseline and a peer."""
+    fastest: dict[Any, dict[str, Record]] = {}
+    for record in records:
+        of_group = fastest.setdefault(record[group], {})
+        known = of_group.get(record["variant"])
+        if known is None or record["seconds"] < known["seconds"]:
+            of_group[record["variant"]] = record
+    rows = []
+    for value, variants in fastest.items():
+        for name, record in variants.items():
+            others = [variants[other]["seconds"] / record["seconds"] for other in (baseline, peer) if other]
+            rows.append(
+                [
+                    value,
+                    name if name == peer else f"`{name}`",
+                    _in_words(record["options"]),
+                    seconds(record["seconds"]),
+                    f"{record['gb_per_s']:,.0f}",
+                    f"{record['share_of_device_copy']:.1%}",
+                    *(f"{ratio:.2f}×" for ratio in others),
+                ]
+            )
+    versus = [f"vs `{baseline}`", *([f"vs {peer}"] if peer else [])]
+    return markdown(rows, [group, "variant", "options", "time", "GB/s", "of device copy", *versus])
+
+
+def _in_words(options: Record) -> str:
+    """Options as a reader would write them: tiles as 16×128."""
+    return ", ".join(f"{k} {'×'.join(map(str, v)) if isinstance(v, list) else v}" for k, v in options.items())
+
+
+def depths(records: Iterable[Record], tile: tuple[int, int] = (16, 128), rows: int = 4, points: int = 7) -> str:
+    """GB/s of stencil3d with its planes in flight, over how far a block goes along z."""
+    found: dict[str, dict[int, str]] = {}
+    for record in records:
+        options = record["options"]
+        if record["variant"] not in ("tma", "stages") or record["points"] != points:
+            continue
+        if tuple(options["tile"]) == tile and options["rows"] == rows:
+            name = f"`{record['variant']}`, {options.get('stages', 1)}"
+            found.setdefault(name, {})[options["depth"]] = f"{record['gb_per_s']:,.0f}"
+    columns = sorted({depth for row in found.values() for depth in row})
+    table = [[name, *(row.get(depth, "") for depth in columns)] for name, row in found.items()]
+    return markdown(table, ["planes in flight a block; GB/s at depth", *map(str, columns)])
+
+
 def banks(records: Iterable[Record]) -> str:
     """Wavefronts of shared memory: what the simulator counts beside what the GPU does."""
     rows = []
@@ -56,18 +103,6 @@ def traffic(records: Sequence[Record]) -> str:
             ]
         )
     return markdown(rows, ["", "MB into SMs", "MB read from L2", "fewer by", "time"])
-
-
-def promotion(records: Iterable[Record]) -> str:
-    """GB/s for each way to let L2 fetch, a row for each kernel."""
-    rows: dict[str, dict[str, str]] = {}
-    for record in records:
-        points = f", {record['options']['points']} points" if "points" in record["options"] else ""
-        name = f"`{record['problem']}.{record['variant']}`{points}"
-        rows.setdefault(name, {})[record["promotion"]] = f"{record['gb_per_s']:,.0f}"
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    table = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
-    return markdown(table, ["GB/s with `l2_promotion=`", *(f'`"{column}"`' for column in columns)])
 
 
 def in_flight(records: Sequence[Record]) -> str:
@@ -109,11 +144,12 @@ def tiles(records: Sequence[Record]) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
+    "transpose speed": lambda results: best(_load(results)["transpose_tiles"], "dtype", "naive", "torch"),
+    "stencil3d speed": lambda results: best(_load(results)["stencil3d_tiles"], "points", "plain"),
+    "stencil3d depths": lambda results: depths(_load(results)["stencil3d_tiles"]),
     "transpose banks": lambda results: banks(_load(results)["bank_conflicts"]),
-    "l2 promotion": lambda results: promotion(_load(results)["l2_promotion"]),
     "multicast traffic": lambda results: traffic(_load(results)["multicast_traffic"]),
     "bytes in flight": lambda results: in_flight(_load(results)["bytes_in_flight"]),
-    "two buffers": lambda results: tiles(_load(results)["two_buffers"]),
     "tile sizes": lambda results: tiles(_load(results)["tile_sizes"]),
     "tile shapes": lambda results: tiles(_load(results)["tile_shapes"]),
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from numba_tma import tables_movement
 
 
 def cells(table, first):
     """The row of a table that begins so, or its headers."""
-    row = next(line for line in table.splitlines() if line.startswith(f"| {first}"))
+    row = next(line for line in table.splitlines() if re.sub(" +", " ", line).startswith(f"| {first}"))
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 
@@ -70,15 +72,36 @@ def test_bytes_in_flight_and_tiles():
     assert cells(made, "8×64") == ["8×64", "1 KB", "128 B", "32", "64 KB", "2,113", "50%"]
 
 
-def test_promotion():
-    def measured(promotion, gb_per_s, **options):
-        problem, variant = ("stencil3d", "ring") if options else ("transpose", "store")
-        found = {"problem": problem, "variant": variant, "promotion": promotion, "gb_per_s": gb_per_s}
-        return {**found, "options": options}
+def test_best_of_each_variant():
+    def measured(variant, seconds, **options):
+        found = {"variant": variant, "dtype": "int8", "options": options, "seconds": seconds}
+        return {**found, "gb_per_s": 1e-3 / seconds, "share_of_device_copy": 0.961}
 
-    made = tables_movement.promotion(
-        [measured("none", 3800.4, points=7), measured("none", 4100.0), measured("256B", 3500.0, points=7)]
+    made = tables_movement.best(
+        [
+            measured("naive", 900e-6),
+            measured("vector", 200e-6, tile=[1, 1]),
+            measured("vector", 100e-6, tile=[2, 2], threads=256),
+            measured("torch", 150e-6),
+        ],
+        "dtype",
+        "naive",
+        "torch",
     )
-    assert cells(made, "GB/s")[1:] == ['`"none"`', '`"256B"`']
-    assert cells(made, "`stencil3d.ring`") == ["`stencil3d.ring`, 7 points", "3,800", "3,500"]
-    assert cells(made, "`transpose.store`") == ["`transpose.store`", "4,100", ""]
+    assert cells(made, "int8 | `naive`") == ["int8", "`naive`", "", "900 µs", "1", "96.1%", "1.00×", "0.17×"]
+    row = ["int8", "`vector`", "tile 2×2, threads 256", "100 µs", "10", "96.1%", "9.00×", "1.50×"]
+    assert cells(made, "int8 | `vector`") == row
+    assert cells(made, "int8 | torch")[-2:] == ["6.00×", "1.00×"]
+
+
+def test_depths():
+    def measured(variant, depth, gb_per_s, points=7, **options):
+        options = {"tile": [16, 128], "rows": 4, "depth": depth, **options}
+        return {"variant": variant, "points": points, "options": options, "gb_per_s": gb_per_s}
+
+    plain = {"variant": "plain", "points": 7, "options": {}, "gb_per_s": 1.0}
+    one, two = measured("tma", 128, 3603.4), measured("stages", 256, 3630.0, stages=2)
+    made = tables_movement.depths([plain, one, two, measured("tma", 64, 1.0, points=27)])
+    assert cells(made, "planes")[1:] == ["128", "256"]
+    assert cells(made, "`tma`, 1")[1:] == ["3,603", ""]
+    assert cells(made, "`stages`, 2")[1:] == ["", "3,630"]

@@ -94,22 +94,15 @@ def _plan(rows: int, stages: int) -> Shared:
 
 
 @functools.cache
-def make_tma(rows: int = 16, stages: int = 4, strips_first: bool = False) -> Kernel:
-    """Each block fetches all of its tiles: a producer warp, and a ring of stages.
-
-    Neighbouring blocks take the same strip, and ask for the same tiles at nearly the same time; `strips_first` gives
-    neighbours different ones, for measuring what that is worth.
-    """
+def make_tma(rows: int = 16, stages: int = 4) -> Kernel:
+    """Each block fetches all of its tiles: a producer warp, and a ring of stages."""
     smem = _plan(rows, stages)
     tile_sum = make_tile_sum(rows)
 
     @kernel(threads=THREADS + 32, shared=smem)
     def multicast_tma(x_map, w_map, y, tiles):
         thread = uint32(cuda.threadIdx.x)
-        vector, strip = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
-        if strips_first:
-            vector, strip = strip, vector
-        first_column = uint32(strip * uint32(COLUMNS))
+        vector, first_column = uint32(cuda.blockIdx.x), uint32(uint32(cuda.blockIdx.y) * uint32(COLUMNS))
         if thread == 0:
             for stage in range(stages):
                 ptx.mbarrier_init(smem.full[stage], 1)
@@ -214,16 +207,10 @@ def _bind_plain(arrays: Mapping[str, Any], *, stream: object = None) -> Callable
 
 
 def _bind_tma(
-    arrays: Mapping[str, Any],
-    *,
-    rows: int = 16,
-    stages: int = 4,
-    strips_first: bool = False,
-    stream: object = None,
+    arrays: Mapping[str, Any], *, rows: int = 16, stages: int = 4, stream: object = None
 ) -> Callable[[], Any]:
     x_map, w_map, tiles, grid = _maps(arrays, rows, 1)
-    grid = grid[::-1] if strips_first else grid
-    return make_tma(rows, stages, strips_first)[grid, None, stream].bind(x_map, w_map, arrays["y"], tiles)
+    return make_tma(rows, stages)[grid, None, stream].bind(x_map, w_map, arrays["y"], tiles)
 
 
 def _bind_multicast(

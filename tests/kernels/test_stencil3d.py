@@ -127,12 +127,6 @@ def test_errors_name_the_rule_and_the_way_out(in_simulator):
         stencil3d.PROBLEM.variant("plain").bind({"source": tall, "out": tall})()
 
 
-def test_strips_first(seed):
-    case = Case((3, 40, 300), "float32", tuned={"tma": {"strips_first": True}})
-    (record,) = suite.run_case(multicast.PROBLEM, case, [multicast.PROBLEM.variant("tma")], "sim", seed=seed)
-    assert record.ok and not record.hazards, record.reason
-
-
 @pytest.mark.parametrize("cluster", [2, 8])
 def test_multicast_in_clusters(cluster, rng, seed):
     shape = tuple(int(n) for n in rng.integers((1, 1, 1), (12, 100, 300)))
