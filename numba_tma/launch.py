@@ -127,6 +127,11 @@ def recording(arch: str = DEFAULT_ARCH) -> Iterator[Recording]:
         _recording.reset(token)
 
 
+def watched() -> bool:
+    """Whether launches are traced or recorded just now: then what was bound before must not stand for them."""
+    return _tracing.get() is not None or _recording.get() is not None
+
+
 @contextlib.contextmanager
 def tracing(plan: Trace | None = None) -> Iterator[Tracing]:
     """Have the kernels launched inside write down when each warp waits, copies and arrives (see `numba_tma.trace`).

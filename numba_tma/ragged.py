@@ -57,7 +57,7 @@ class RaggedMap(TensorMap):
     Args:
         array: (rows, columns) or (rows, heads, columns), of all sequences; the map keeps it alive.
         box: rows, heads if there are any, and columns of one copy, at most 256 each.
-        swizzle, l2_promotion, fill, dtype: as for `TensorMap`.
+        swizzle, l2_promotion, fill, dtype, overlap: as for `TensorMap`.
 
     Kernels give the coordinates of the columns, of the heads if there are any, and those of `ragged_row`; loads and
     stores are those of four or five dimensions.
@@ -76,6 +76,7 @@ class RaggedMap(TensorMap):
         l2_promotion: str = "256B",
         fill: str = "zero",
         dtype: object = None,
+        overlap: bool = False,
     ) -> None:
         view = arrays.view(array)
         if view is None:
@@ -92,7 +93,7 @@ class RaggedMap(TensorMap):
         rows = view.shape[0]
         if rows >= _EDGE:
             raise TensorMapError("ragged rows", f"{rows:,} rows; fewer than 2**30 expected: use a map for each part")
-        strides = checked_strides(view, False, False)
+        strides = checked_strides(view, False, overlap)
         if strides[0] >= _ROUND:
             raise TensorMapError("ragged stride", f"rows are {strides[0]:,} B apart; less than 2**34 expected")
         box = checked_box(view, element, box, swizzle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from ..gemm.choice import multiprocessors
@@ -31,8 +32,12 @@ class Configuration:
     persistent: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("consumers", "keys", "stages"):
+            object.__setattr__(self, name, int(operator.index(getattr(self, name))))
         if self.consumers not in (1, 2, 3) or self.keys not in range(16, 257, 16) or not 1 <= self.stages <= 8:
             raise ValueError(f"{self}: 1 to 3 consumers, a multiple of 16 keys up to 256, and 1 to 8 stages expected")
+        if self.ping_pong and self.consumers != 2:
+            raise ValueError(f"{self}: taking turns is for two consumers")
 
     @property
     def rows(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ... import arrays, driver, dtypes
-from ...arrays import ArrayView
+from ...arrays import ArrayView, DeviceView
 from ...device_array import DeviceArray
-from ...launch import Kernel, backend
+from ...launch import Kernel, Launcher, backend, watched
 from ...ragged import RaggedMap
 from ...tensor_map import TensorMap
 from ..calls import current_stream, layout, new_like, pointer
@@ -19,7 +20,7 @@ from ..gemm.warpgroup import GROUP_ROWS
 from . import choice
 from .choice import Configuration
 from .kv_cache import seen
-from .masks import UNBOUNDED
+from .masks import UNBOUNDED, Band
 from .operands import BOX, Operands, operands
 from .warpgroup import make_overlapped
 
@@ -53,13 +54,14 @@ def attention(
         window: (left, right): it sees as many keys before and behind that one; -1 for all.
         scale: what the scores are multiplied by; 1 / sqrt(D) by default.
         soft_cap: bound of the scores, by a hyperbolic tangent; 0 for none.
-        out: as q, written; by default a new array of the kind of q.
+        out: as q, written; by default a new array of the kind of q. It may be q, and must not overlap k and v.
         lse: (B, Hq, Sq), float32: written if given, the logarithm of each row's sum of exponentials.
         stream: a stream's handle or object; by default PyTorch's or CuPy's current one, or the default stream.
         configuration: how the kernel is cut; by default `choice.choose`'s.
 
     A query that sees no key gets zeros, and minus infinity in lse. Nothing waits for the GPU, except where arrays in
-    host memory have to be copied there and back. For a few queries at the end of a long cache `decode` is faster.
+    host memory have to be copied there and back; the first call with arrays like these compiles, which takes seconds.
+    For a few queries at the end of a long cache `decode` is faster.
 
     Returns:
         `out`.
@@ -67,9 +69,9 @@ def attention(
     Raises:
         TypeError: not arrays.
         ValueError: shapes, types, strides or numbers do not fit; the message says what would.
-        RuntimeError: a first call while the stream is captured into a graph.
+        RuntimeError: the process' first call while a stream is captured into a graph.
     """
-    options = Options(causal, tuple(window), scale, soft_cap, configuration)
+    options = Options(causal, window, scale, soft_cap, configuration)
     return _call("attention", (q, k, v, out, lse), None, options, stream)
 
 
@@ -98,7 +100,7 @@ def attention_varlen(
         q_starts, kv_starts: (sequences + 1,), int32, where q is: sequence b has the rows from starts[b] on and before
             starts[b + 1]. They are read on the GPU, and not checked: numbers must not fall, nor exceed the rows there
             are. A sequence may be empty.
-        longest_q: the most rows of q that a sequence has; rows behind that many are not written.
+        longest_q: the most rows of q that a sequence has; of a longer one not all rows are written.
         out: as q. lse: (Hq, rows of q). The rest as for `attention`.
 
     Returns:
@@ -107,7 +109,7 @@ def attention_varlen(
     Raises:
         As `attention`.
     """
-    options = Options(causal, tuple(window), scale, soft_cap, configuration)
+    options = Options(causal, window, scale, soft_cap, configuration)
     if not isinstance(longest_q, (int, np.integer)) or longest_q < 1:
         raise ValueError(f"attention_varlen: longest_q {longest_q!r}; a number of rows expected, 1 or more")
     return _call("attention_varlen", (q, k, v, out, lse), (q_starts, kv_starts, int(longest_q)), options, stream)
@@ -123,19 +125,62 @@ class Options:
     soft_cap: float = 0.0
     configuration: Configuration | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("scale", "soft_cap"):
+            value = getattr(self, name)
+            if value is None and name == "scale":
+                continue
+            try:
+                object.__setattr__(self, name, float(value))
+            except (TypeError, ValueError):
+                raise TypeError(f"{name} is {value!r}; a number expected") from None
+        if not isinstance(self.configuration, (Configuration, type(None))):
+            raise TypeError(
+                f"configuration is a {type(self.configuration).__name__}; a Configuration expected, or None"
+            )
+        band = Band.of(bool(self.causal), self.window)
+        object.__setattr__(self, "window", (band.left, band.right))
+
     def operands(self, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Operands:
         """The arrays and what is asked, checked."""
         given = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
         return operands(given, self.causal, self.window, self.scale, self.soft_cap)
 
 
-class Workspace:
-    """A counter, zero between launches, and a lse for callers who want none. One launch at a time may use it."""
+class _Counters:
+    """Zeros in a GPU's memory, one for each bound launch, never freed: a captured graph may count with one for ever.
 
-    def __init__(self, lse_shape: tuple[int, ...], host: bool) -> None:
-        counter = np.zeros(1, np.uint32)
-        self.counter = counter if host else DeviceArray(counter)
-        self.lse = (np.empty if host else DeviceArray.empty)(lse_shape, np.float32)
+    Launches count from zero back to zero. After `_COUNT` of them the first ones are given out again.
+    """
+
+    _COUNT = 1 << 16
+
+    def __init__(self) -> None:
+        self._memory = DeviceArray(np.zeros(self._COUNT, np.uint32))
+        self._turns = itertools.count()
+
+    def next(self) -> DeviceView:
+        """One of them."""
+        address = self._memory.pointer + 4 * (next(self._turns) % self._COUNT)
+        return DeviceView(None, address, (1,), (4,), np.dtype(np.uint32))
+
+
+_counters: dict[int, _Counters] = {}
+
+
+def _counter(host: bool, caller: str, stream: int) -> Any:
+    """A counter of tiles, zero, where the arrays are."""
+    if host:
+        return np.zeros(1, np.uint32)
+    device = driver.current_device()
+    if device not in _counters:
+        if driver.is_capturing(stream):
+            raise RuntimeError(
+                f"{caller}: the first call of a process allocates memory for counters, which cannot be captured into a "
+                f"graph: call it once before"
+            )
+        _counters[device] = _Counters()
+    return _counters[device].next()
 
 
 class Plan:
@@ -163,8 +208,8 @@ class Plan:
         found = arrays.view(q)
         self.host, self._shape, self._element = found.host, found.shape, dtypes.lookup(found.dtype)
         *batches, rows, heads, _ = found.shape if packed or len(found.shape) == 4 else (0, 0, 0, 0)
-        self._lse_shape = (*batches, heads, rows)
-        described = (q, k, v, q if out is None else out, np.empty(self._lse_shape, np.float32) if lse is None else lse)
+        described = (q, k, v, q if out is None else out)
+        described += (np.empty((*batches, heads, rows), np.float32) if lse is None else lse,)
         o = options.operands(*(_as_batch(x) for x in described) if packed else described)
         o.check_rows()
         columns = -(-o.head_dim // _HEAD_STEP) * _HEAD_STEP
@@ -173,10 +218,9 @@ class Plan:
         self._boxes = [(GROUP_ROWS, 1, BOX), *[(chosen.keys, 1, BOX)] * 2, (GROUP_ROWS, 1, BOX)]
         kernel = make(columns, o.dtype, o.band.kind, o.scores.capped, packed=packed, **chosen.cut())
         batch, sq, skv = o.batch, o.sq, o.skv
-        diagonals = o.diagonals
         if packed:
-            batch, sq = arrays.view(starts[0]).shape[0] - 1, starts[2]
-            diagonals = o.band.diagonals(0, 0)
+            batch, sq = arrays.view(starts[0]).shape[0] - 1, min(starts[2], o.sq)
+        diagonals = o.band.diagonals(0, 0) if packed else o.diagonals
         tiles_m = -(-sq // chosen.rows)
         tiles = tiles_m * o.heads * batch
         if tiles >= 1 << 31:
@@ -186,40 +230,37 @@ class Plan:
         self._scalars = (np.uint32(sq), np.uint32(skv), *diagonals, *map(np.uint32, counts))
         self._scalars += (o.scores.factor, o.scores.inner)
         self._on = lambda stream: kernel[chosen.blocks(tiles), None, stream]
-        self.empty = tiles == 0
 
     def new_output(self, q: Any) -> Any:
         """An array for the result, of the kind of q."""
         return new_like(self._shape, self._element, q)
 
-    def workspace(self) -> Workspace:
-        """A new one for this plan's launches."""
-        return Workspace(self._lse_shape, self.host)
-
-    def launcher(self, stream: int) -> Any:
+    def launcher(self, stream: int) -> Launcher:
         """The kernel on a stream: it takes `arguments`."""
         return self._on(stream)
 
     def arguments(
-        self, q: Any, k: Any, v: Any, out: Any, lse: Any, starts: tuple[Any, Any, int] | None, workspace: Workspace
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, starts: tuple[Any, Any, int] | None, counter: Any
     ) -> tuple:
-        """All arguments, for arrays where they are now; they keep the workspace alive, not the arrays."""
-        lse = workspace.lse if lse is None else lse
+        """All arguments, for arrays where they are now; they keep no array on a GPU alive."""
         given = [seen(x) for x in (q, k, v, out)]
+        shared = (True, True, True, False)  # what is only read may have dimensions that share memory
+        layouts = zip(given, self._boxes, shared, strict=True)
+        common = {"swizzle": "128B", "l2_promotion": "128B"}
         if self._packed:
-            maps = [
-                RaggedMap(x, box, swizzle="128B", l2_promotion="128B")
-                for x, box in zip(given, self._boxes, strict=True)
-            ]
-            lse, first, second = _as_batch(lse), *(seen(x) for x in starts[:2])
+            maps = [RaggedMap(x, box, overlap=overlap, **common) for x, box, overlap in layouts]
+            first, second = (seen(x) for x in starts[:2])
         else:
-            pairs = zip(given, self._boxes, strict=True)
-            maps = [TensorMap(x, (1, *box), swizzle="128B", l2_promotion="128B", store=False) for x, box in pairs]
-            lse, first, second = seen(lse), workspace.counter, workspace.counter  # no starts are looked at
-        return (*maps, lse, workspace.counter, first, second, *self._scalars)
+            maps = [TensorMap(x, (1, *box), overlap=overlap, store=False, **common) for x, box, overlap in layouts]
+            first = second = counter  # no starts are looked at
+        if lse is None:
+            lse = arrays.reinterpret(counter, np.float32, (1, 1, 0), (16, 16, 4))
+        else:
+            lse = _as_batch(lse) if self._packed else seen(lse)
+        return (*maps, lse, counter, first, second, *self._scalars)
 
 
-_plans: dict[tuple, tuple[Plan, dict[tuple, Callable[[], Any]], dict[int, Workspace]]] = {}
+_plans: dict[tuple, tuple[Plan, dict[tuple, Callable[[], Any]]]] = {}
 
 
 def _call(
@@ -229,66 +270,73 @@ def _call(
     options: Options,
     stream: object,
 ) -> Any:
-    places_of = given if starts is None else (*given, *starts[:2])
-    longest = 0 if starts is None else starts[2]
-    key = (tuple([layout(array, caller) for array in places_of]), longest, options, backend())
     q, k, v, out, lse = given
+    every = given if starts is None else (*given, *starts[:2])
+    key = (tuple([layout(x, caller) for x in every]), starts and starts[2], options, backend())
     stream = current_stream(q) if stream is None else driver.stream_handle(stream)
     found = _plans.get(key)
     if found is None:
-        _check_memories(caller, places_of)
+        _check_arrays(caller, given)
         if starts is not None:
-            _check_starts(q, starts)
-        found = (Plan(*given, starts, options), {}, {})
+            _check_packed(given, starts)
+        found = (Plan(*given, starts, options), {})
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         _plans[key] = found
-    plan, places, workspaces = found
+    plan, places = found
     if out is None:
         out = plan.new_output(q)
-    if plan.empty:
+    if plan.host or watched():
+        counter = _counter(plan.host, caller, stream)
+        plan.launcher(stream)(*plan.arguments(q, k, v, out, lse, starts, counter))
         return out
+    # Launches for arrays in the same places again have nothing left to marshal.
     place = (*[x if x is None else pointer(x) for x in (q, k, v, out, lse, *(starts or ())[:2])], stream)
     bound = places.get(place)
     if bound is None:
-        workspace = workspaces.get(stream)
-        if workspace is None:
-            _refuse_capture(caller, plan, stream)
-            workspace = workspaces[stream] = plan.workspace()
-        launcher, arguments = plan.launcher(stream), plan.arguments(q, k, v, out, lse, starts, workspace)
-        if plan.host and backend() != "sim":
-            launcher(*arguments)  # copied to the GPU and back
-            return out
+        arguments = plan.arguments(q, k, v, out, lse, starts, _counter(plan.host, caller, stream))
         if len(places) >= _MOST_PLACES:
             places.clear()
-        bound = places[place] = launcher.bind(*arguments)
+        bound = places[place] = plan.launcher(stream).bind(*arguments)
     bound()
     return out
 
 
-def _check_memories(caller: str, given: tuple) -> None:
-    views = [arrays.view(x) for x in given if x is not None]
-    if len({view.host for view in views}) > 1:
+def _check_arrays(caller: str, given: tuple, optional: tuple[str, ...] = ("out", "lse")) -> None:
+    hosts = set()
+    for name, array in zip(("q", "k", "v", "out", "lse"), given, strict=True):
+        if array is None and name in optional:
+            continue
+        view = arrays.view(array)
+        if view is None:
+            raise TypeError(f"{caller}: {name} is {type(array).__name__}; an array is expected")
+        hosts.add(view.host)
+    if len(hosts) > 1:
         raise ValueError(f"{caller}: all arrays must lie in the same memory, a GPU's or the host's")
 
 
-def _check_starts(q: Any, starts: tuple[Any, Any, int]) -> None:
+_PACKED = {
+    "q": "(rows, Hq, D)",
+    "k": "(rows, Hkv, D)",
+    "v": "(rows, Hkv, D)",
+    "out": "(rows, Hq, D)",
+    "lse": "(Hq, rows)",
+}
+
+
+def _check_packed(given: tuple, starts: tuple[Any, Any, int]) -> None:
+    for (name, wanted), array in zip(_PACKED.items(), given, strict=True):
+        view = arrays.view(array) if array is not None else None
+        if view is not None and len(view.shape) != wanted.count(",") + 1:
+            raise ValueError(f"attention_varlen: {name} has the shape {view.shape}; {wanted} expected")
     views = [arrays.view(x) for x in starts[:2]]
     if any(view.dtype != np.int32 or len(view.shape) != 1 for view in views) or views[0].shape != views[1].shape:
         found = ", ".join(f"{view.dtype} {view.shape}" for view in views)
         raise ValueError(f"attention_varlen: starts are {found}; int32 of shape (sequences + 1,) expected, both")
     if views[0].shape[0] < 2:
         raise ValueError("attention_varlen: starts of no sequence; at least two numbers expected, 0 and an end")
-    if len(arrays.view(q).shape) != 3:
-        raise ValueError(f"attention_varlen: q has the shape {arrays.view(q).shape}; (rows, Hq, D) expected")
-
-
-def _refuse_capture(caller: str, plan: Plan, stream: int) -> None:
-    if not plan.host and driver.is_capturing(stream):
-        raise RuntimeError(
-            f"{caller}: the first call with such arrays allocates its workspace, which cannot be captured into a "
-            f"graph; call it once before on this stream, or capture what bind_attention gives"
-        )
+    if any(view.host != arrays.view(given[0]).host for view in views):
+        raise ValueError("attention_varlen: starts must lie in the same memory as q")
 
 
 def bind_attention(
@@ -304,7 +352,7 @@ def bind_attention(
 ) -> Callable[[], Any]:
     """`attention` for arrays that stay where they are: a function that launches it, and allocates nothing.
 
-    It has a workspace of its own, and keeps the arrays alive. In the simulator it gives a report.
+    It keeps the arrays alive. In the simulator it gives a report.
 
     Args:
         q, k, v, out, lse, stream: as `attention` takes them.
@@ -317,9 +365,13 @@ def bind_attention(
     """
     stream = current_stream(q) if stream is None else driver.stream_handle(stream)
     given = (q, k, v, out, lse)
-    _check_memories("bind_attention", given)
+    _check_arrays("bind_attention", given, optional=("lse",))
+    for name in options:
+        if name not in Options.__dataclass_fields__:
+            raise TypeError(f"bind_attention has no option {name!r}; it has {', '.join(Options.__dataclass_fields__)}")
     plan = Plan(*given, None, Options(**options), make)
-    bound = plan.launcher(stream).bind(*plan.arguments(*given, None, plan.workspace()))
+    counter = _counter(plan.host, "bind_attention", stream)
+    bound = plan.launcher(stream).bind(*plan.arguments(*given, None, counter))
 
     def launch() -> Any:
         return bound()

@@ -190,7 +190,8 @@ def _bind_warpgroups(
     ) -> Launch:
         q, k, v, o, lse = (given[name] for name in ("q", "k", "v", "o", "lse"))
         head_dim = arrays.view(q).shape[-1]
-        keys = keys or (128 if head_dim <= 128 else 96 if head_dim <= 192 else 80)
+        if keys is None:
+            keys = 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
         configuration = Configuration(consumers, keys, stages, head_dim > 128, ping_pong, persistent)
         return bind_attention(q, k, v, o, lse, stream=stream, make=make, configuration=configuration, **asked)
 

@@ -11,7 +11,7 @@ widths share one kernel. `-1` stands for an unbounded side, as in FlashAttention
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from numba import cuda
 from numba.cuda.types import int32, uint32
 
 UNBOUNDED = -1
+_MOST = 1 << 30  # keys to a side; sums with rows and keys stay within 31 bits
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,13 @@ class Band:
         Raises:
             ValueError: the window is no pair of numbers from -1 on.
         """
-        if len(window) != 2 or not all(isinstance(n, (int, np.integer)) and n >= UNBOUNDED for n in window):
+        sides = tuple(window) if isinstance(window, Sequence) and not isinstance(window, str) else ()
+        if len(sides) != 2 or not all(isinstance(n, (int, np.integer)) and n >= UNBOUNDED for n in sides):
             raise ValueError(
                 f"window {window!r}: expected (left, right), the keys seen before and behind the query's own place; "
                 f"-1 for all"
             )
-        left, right = (int(n) for n in window)
+        left, right = (min(int(n), _MOST) for n in sides)
         return Band(left, 0 if causal else right)
 
     @property

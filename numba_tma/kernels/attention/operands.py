@@ -19,6 +19,9 @@ INPUTS = ("float16", "bfloat16")
 BOX = 64  # elements in a box's row of 128 bytes
 MAX_HEAD_DIM = 256
 _LOG2_E = math.log2(math.e)
+# Between these, a scale's and a cap's products with log2(e) are ordinary float32 numbers, and a cap's error, 2^-22 of
+# it, is small beside the scores.
+_SCALES, _CAPS = (1e-30, 1e10), (1e-6, 8192.0)
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,18 @@ class Scores:
         """Of a softmax over scale · x, or over cap · tanh(scale · x / cap) if the soft cap is not 0.
 
         Raises:
-            ValueError: a scale that is not positive and finite, or a soft cap below 0.
+            ValueError: a scale or a soft cap that is not positive, or that float32 cannot work with.
         """
-        if not (math.isfinite(scale) and scale > 0):
-            raise ValueError(f"scale {scale}: a positive number expected; usually it is 1 / sqrt(head_dim)")
-        if not (math.isfinite(soft_cap) and soft_cap >= 0):
-            raise ValueError(f"soft_cap {soft_cap}: the bound of the scores expected, or 0 for none")
+        if not _SCALES[0] <= scale <= _SCALES[1]:  # a NaN as well
+            raise ValueError(
+                f"scale {scale}: a positive number expected, {_SCALES[0]:.0e} to {_SCALES[1]:.0e}; usually it is "
+                f"1 / sqrt(head_dim)"
+            )
+        if soft_cap != 0 and not _CAPS[0] <= soft_cap <= _CAPS[1]:
+            raise ValueError(
+                f"soft_cap {soft_cap}: the bound of the scores expected, {_CAPS[0]:.0e} to {_CAPS[1]:,.0f}, or 0 for "
+                f"none: one beyond that changes no score by more than the arithmetic does"
+            )
         if soft_cap == 0:
             return Scores(np.float32(scale * _LOG2_E), np.float32(0), False)
         return Scores(np.float32(soft_cap * _LOG2_E), np.float32(2 * _LOG2_E * scale / soft_cap), True)
@@ -103,11 +112,12 @@ class Operands:
                 f"zeros to {-(-self.head_dim // 8) * 8} (and give `scale`), or take a step of plain Numba"
             )
         for name in ("q", "k", "v", "o"):
-            strides = arrays.view(getattr(self, name)).strides
-            if not is_pitched(getattr(self, name)) or not 0 <= strides[1] < 1 << 32:
+            view = arrays.view(getattr(self, name))
+            backwards = any(step < 0 for step, extent in zip(view.strides, view.shape, strict=True) if extent > 1)
+            if not is_pitched(getattr(self, name)) or backwards or view.strides[1] >= 1 << 32:
                 raise ValueError(
-                    f"{name}: strides {strides} B; its rows must begin at multiples of 16 bytes, one behind the other: "
-                    f"copy it, or take a step of plain Numba"
+                    f"{name} begins at the address {view.pointer:#x}, its strides are {view.strides} B: rows must "
+                    f"begin at multiples of 16 bytes, one behind the other: copy it, or take a step of plain Numba"
                 )
 
 
@@ -143,11 +153,17 @@ def operands(
     if 0 in q.shape or 0 in k.shape:
         raise ValueError(f"q {q.shape}, k {k.shape}: there is nothing to attend to")
     if heads % kv_heads:
-        raise ValueError(f"{heads} heads of queries, {kv_heads} of keys: each of these serves equally many of those")
+        raise ValueError(
+            f"{heads} heads of queries, {kv_heads} of keys: each of these serves equally many of those (arrays are "
+            f"(B, S, H, D), heads behind rows)"
+        )
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim {head_dim}: O's rows are kept in registers, {MAX_HEAD_DIM} elements at most")
     if q.dtype.name not in INPUTS or any(view.dtype != q.dtype for view in (k, v, o)):
         raise ValueError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}, o {o.dtype}: all float16 or all bfloat16 expected")
+    for name in ("o", "lse"):
+        if views[name].readonly:
+            raise ValueError(f"{name} is read-only; it is written")
     return Operands(
         *(given[name] for name in views),
         batch,

@@ -56,8 +56,8 @@ def capped(x, inner):
 
 @cuda.jit(device=True, forceinline=True)
 def log_sum_exp(largest, total, factor):
-    """Natural logarithm of a row's sum of exponentials; minus infinity if it saw no key."""
-    if largest == float32(NOTHING):
+    """Natural logarithm of a row's sum of exponentials; minus infinity if it saw no key, NaN if it saw one."""
+    if total == float32(0):
         return float32(NOTHING)
     return float32(_LN_2) * (largest * factor + ptx.lg2_approx_ftz_f32(total))
 

@@ -476,7 +476,11 @@ def make_warpgroups(
                     ptx.mbarrier_arrive(smem.q_empty[mine])
                 if lane_key == 0:
                     own = uint32(0) if packed else batch
-                    first_row, end_row = uint32(q_start + row + lane_row), uint32(q_start + sq)
+                    # A lse without rows stands for none.
+                    first_row, end_row = (
+                        uint32(q_start + row + lane_row),
+                        min(uint32(q_start + sq), uint32(lse.shape[2])),
+                    )
                     keep(lse, own, head, first_row, end_row, largest, total, factor)
                 turn = uint32(turn + uint32(1))
             if thread == 0:
@@ -743,7 +747,11 @@ def make_overlapped(
                     ptx.mbarrier_arrive(smem.q_empty[mine])
                 if lane_key == 0:
                     own = uint32(0) if packed else batch
-                    first_row, end_row = uint32(q_start + row + lane_row), uint32(q_start + sq)
+                    # A lse without rows stands for none.
+                    first_row, end_row = (
+                        uint32(q_start + row + lane_row),
+                        min(uint32(q_start + sq), uint32(lse.shape[2])),
+                    )
                     keep(lse, own, head, first_row, end_row, largest, total, factor)
                 use = uint32(use + uint32(1))
                 turn = uint32(turn + uint32(1))

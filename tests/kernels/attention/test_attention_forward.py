@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from numba_tma import use_backend
+from numba_tma import tracing, use_backend
 from numba_tma.kernels.attention.choice import Configuration
 from numba_tma.kernels.attention.forward import attention, attention_varlen, bind_attention
 from numba_tma.kernels.attention.ladder import reference
@@ -141,7 +141,12 @@ def test_bound_launches_again_and_again(rng):
         ({"out": np.zeros((1, 8, 2, 32), np.float16)}, "they must be"),
         ({"lse": np.zeros((1, 2, 9), np.float32)}, "lse is float32"),
         ({"scale": -1.0}, "a positive number expected"),
+        ({"scale": float("nan")}, "a positive number expected"),
+        ({"scale": 1e-46}, "a positive number expected"),
+        ({"soft_cap": 1e30}, "changes no score"),
         ({"window": (3,)}, r"expected \(left, right\)"),
+        ({"window": 5}, r"expected \(left, right\)"),
+        ({"k": np.zeros((1, 8, 2, 64), np.float16)[:, :, ::-1]}, "one behind the other"),
         ({"q": np.zeros((1, 0, 2, 64), np.float16)}, "nothing to attend to"),
     ],
 )
@@ -151,12 +156,87 @@ def test_what_does_not_fit_is_refused(change, message):
         attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": None}, "q is NoneType; an array is expected"),
+        ({"v": [1.0]}, "list is not an array"),
+        ({"scale": "a"}, "a number expected"),
+        ({"soft_cap": None}, "a number expected"),
+        ({"configuration": {}}, "a Configuration expected"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_refused(change, message):
+    given = {name: np.zeros((1, 8, 2, 64), np.float16) for name in ("q", "k", "v")} | change
+    with use_backend("sim"), pytest.raises(TypeError, match=message):
+        attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+
+
+def test_what_is_written_must_be_writable():
+    q = np.zeros((1, 8, 2, 64), np.float16)
+    out = np.zeros_like(q)
+    out.flags.writeable = False
+    with use_backend("sim"), pytest.raises(ValueError, match="o is read-only"):
+        attention(q, q, q, out=out)
+
+
+@pytest.mark.parametrize("window", [(2**31 - 1, -1), (-1, 2**31 - 1), (2**62, 2**62), (2**40, 0)])
+def test_windows_wider_than_any_sequence_hide_nothing_more(rng, window):
+    q = drawn(rng, (1, 40), 1, 64, np.float16)
+    k, v = (drawn(rng, (1, 50), 1, 64, np.float16) for _ in range(2))
+    with use_backend("sim"):
+        out = attention(q, k, v, window=window)
+    o, _ = reference(q, k, v, causal=window[1] == 0)
+    np.testing.assert_allclose(out.astype(np.float64), o, rtol=0, atol=limit(v, np.float16))
+
+
+def test_a_row_of_nan_is_not_taken_for_one_that_saw_no_key(rng):
+    q, k, v = (drawn(rng, (1, 20), 1, 64, np.float16) for _ in range(3))
+    q[0, 3] = np.nan
+    lse = np.zeros((1, 1, 20), np.float32)
+    with use_backend("sim"):
+        out = attention(q, k, v, lse=lse)
+    assert np.flatnonzero(np.isnan(lse[0, 0])).tolist() == [3]
+    assert np.flatnonzero(np.isnan(out[0, :, 0]).any(axis=1)).tolist() == [3]
+
+
+def test_keys_and_values_may_be_one_for_all_batches(rng):
+    q = drawn(rng, (3, 20), 2, 64, np.float16)
+    k, v = (np.broadcast_to(drawn(rng, (1, 30), 2, 64, np.float16), (3, 30, 2, 64)) for _ in range(2))
+    with use_backend("sim"):
+        out = attention(q, k, v)
+    o, _ = reference(q, k, v)
+    np.testing.assert_allclose(out.astype(np.float64), o, rtol=0, atol=limit(v, np.float16))
+
+
+def test_a_traced_call_is_traced_though_it_was_made_before(rng):
+    q = drawn(rng, (1, 20), 1, 64, np.float16)
+    with use_backend("sim"):
+        attention(q, q, q)
+        with tracing() as traced:
+            attention(q, q, q)
+    assert len(traced.launches) == 1
+
+
+def test_starts_beyond_the_rows_write_nothing_elsewhere(rng):
+    q, k, v, _, kv_starts = packed_inputs(rng, (40,), (40,), 2, 1, 64, np.float16)
+    starts = np.array([0, 10, 60], np.int32)
+    kv_starts = np.array([0, 20, 40], np.int32)
+    out, lse = np.full_like(q, np.nan), np.full((2, 40), np.nan, np.float32)
+    with use_backend("sim"):  # where an access beyond an array ends the run
+        attention_varlen(q, k, v, starts, kv_starts, 2**31, out=out, lse=lse)
+    assert np.isfinite(lse[:, :10]).all()
+
+
 def test_rows_that_tma_cannot_read_are_refused():
     odd = np.zeros((1, 8, 2, 66), np.float16)
     with use_backend("sim"), pytest.raises(ValueError, match="multiples of 16 bytes|pieces of 16 bytes"):
         attention(odd, odd, odd)
     with pytest.raises(ValueError, match="a multiple of 16 keys"):
         Configuration(keys=100)
+    with pytest.raises(ValueError, match="for two consumers"):
+        Configuration(consumers=3, ping_pong=True)
+    assert type(Configuration(keys=np.int64(32)).keys) is int
 
 
 def test_starts_are_checked(rng):
