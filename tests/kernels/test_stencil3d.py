@@ -39,8 +39,7 @@ def test_the_reference_itself(points, rng):
     np.testing.assert_allclose(inner, 2 + 2 - 6, atol=1e-12)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("points", stencil3d.POINTS)
+@pytest.mark.parametrize(("variant", "points"), [*((variant, 7) for variant in VARIANTS), ("plain", 27), ("ring", 27)])
 def test_outside_is_zero_or_nan(variant, points, rng, in_simulator):
     source = pitched_copy(rng.standard_normal((4, 9, 70), np.float32))
     for fill in ("zero", "nan"):
