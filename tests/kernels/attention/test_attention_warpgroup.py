@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from numba_tma import TensorMap, use_backend
-from numba_tma.kernels.attention import warpgroup
+from numba_tma.kernels.attention import choice, warpgroup
 from numba_tma.kernels.attention.ladder import reference
+from numba_tma.kernels.attention.masks import Kind
 from numba_tma.kernels.attention.operands import operands
+from numba_tma.ragged import RaggedMap
 
 pytestmark = pytest.mark.filterwarnings("error::numba_tma.launch.HazardWarning")
 
@@ -84,3 +86,27 @@ def test_machine_code(rng, name):
     assert not [warning for warning in resources.warnings if "C75" in warning]
     opcodes = set(re.findall(r"\b(HGMMA|UTMALDG|UTMASTG|STSM|USETMAXREG|LDL|STL)\b", compiled.sass))
     assert opcodes == {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+@pytest.mark.parametrize("kind", [Kind(False, False), Kind(False, True), Kind(True, True)], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 64, 96, 128, 192, 256])
+def test_machine_code_of_what_is_chosen(head_dim, kind, packed):
+    q = np.zeros((1, 256, 2, head_dim), BFLOAT16)
+    chosen = choice.choose(head_dim, kind, 4096)
+    rows = (64, chosen.keys, chosen.keys, 64)
+    if packed:
+        maps = [RaggedMap(q[0], (n, 1, 64), swizzle="128B") for n in rows]
+    else:
+        maps = [TensorMap(q, (1, n, 1, 64), swizzle="128B", store=False) for n in rows]
+    made = warpgroup.make_overlapped(head_dim, "bfloat16", kind, packed=packed, **chosen.cut())
+    starts, count, number = np.zeros(2, np.int32), np.uint32(1), np.float32(1)
+    lse = np.zeros((1, 2, 256), np.float32)
+    compiled = made.compile(
+        *(*maps, lse, np.zeros(1, np.uint32), starts, starts),
+        *(count, count, np.int32(0), np.int32(0), *[count] * 5, number, number),
+    )
+    resources = compiled.resources
+    assert resources.spill_store_bytes == resources.stack_bytes == 0
+    assert not [warning for warning in resources.warnings if "C75" in warning]
