@@ -241,4 +241,5 @@ PROBLEM = Problem(
         ("default", "gpu"): [Case((16, 128, 16, 8, 128), "float16")],
         ("quick", "gpu"): [Case((3, 5, 16, 4, 64), "float16")],
     },
+    peers={"torch": _torch},
 )

@@ -483,4 +483,5 @@ PROBLEM = Problem(
         ],
         ("quick", "gpu"): [_case((2, 14, 14, 64)), _case((3, 11, 13, 24), stride=(2, 2), padding=(0, 2))],
     },
+    peers={"torch": _given_by_parts(_torch)},
 )

@@ -298,4 +298,5 @@ PROBLEM = Problem(
         ("quick", "gpu"): [_case(1000, 3332), _case(70, 132, **SMALL)],
     },
     tolerance=1e-4,
+    peers={"torch": _torch},
 )

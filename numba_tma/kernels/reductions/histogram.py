@@ -348,4 +348,5 @@ PROBLEM = Problem(
         ],
         ("quick", "gpu"): [Case((1_000_003, 256), "uint8"), Case((1_000_001, 1024), "uint16")],
     },
+    peers={"torch": _torch},
 )

@@ -13,7 +13,7 @@ from ...arrays import ArrayView
 from ...launch import Kernel, backend
 from .vectors import DTYPES
 
-SIMULATED_MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132  # of an H200: what the simulator takes, and how many parts of a row surely fit on one
 MAX_ROWS = (1 << 31) - 1
 MAX_COLUMNS = 1 << 31
 
@@ -108,6 +108,6 @@ def resident_blocks(kernel: Kernel, arguments: tuple[Any, ...]) -> int:
     """How many blocks of `kernel` the device holds at once; in the simulator, one on each SM of an H200."""
     blocks = kernel.cluster[0]
     if not driver.device_count() or backend() == "sim":
-        return SIMULATED_MULTIPROCESSORS // blocks * blocks
+        return MULTIPROCESSORS // blocks * blocks
     compiled = kernel.compile(*arguments)
     return kernel.load(compiled).resident_blocks(kernel.threads, kernel.shared_bytes, kernel.cluster)
