@@ -67,11 +67,7 @@ class Session:
 
     def setting(self) -> pitfalls.Setting:
         """For the demonstrations."""
-        return pitfalls.Setting(self.fewer_words(), self.rounds, model=self.model)
-
-    def fewer_words(self) -> int:
-        """A quarter of the batch on a GPU, where pinned memory for many points takes long to make."""
-        return self.words if self.model else self.words // 4
+        return pitfalls.Setting(self.words, self.rounds, model=self.model)
 
     def modes(self) -> dict[str, Any]:
         """Every mode, beside the ideal."""
@@ -123,12 +119,10 @@ class Session:
         """
         if self.model is not None:
             raise driver.LaunchError("sweeps: they are measurements and need a GPU")
-        words = self.fewer_words()
         found = {
-            "bytes_each_way": 4 * words,
-            "shares": measure.shares(words, self.rounds),
-            "depths": measure.depths(words, self.rounds),
-            "preparing": measure.preparing(words, self.rounds),
+            "shares": measure.shares(self.words, self.rounds),
+            "depths": measure.depths(self.words, self.rounds),
+            "preparing": measure.preparing(self.words, self.rounds),
             "graphs": measure.graphs(),
         }
         print(json.dumps(found, indent=1))
