@@ -16,7 +16,7 @@ from numba.cuda.types import uint32
 from . import bench, driver, measurements_memory, measurements_movement, ptx, suite
 from .device_array import DeviceArray
 from .kernels import kv_stream
-from .kernels.attention import decode_figures, fp8_figures
+from .kernels.attention import decoding_figures, fp8_figures
 from .kernels.attention import figures as attention
 from .kernels.gemm import figures as gemm
 from .launch import Kernel, kernel
@@ -248,6 +248,6 @@ ALL: dict[str, Callable[[], list[Record]]] = {
     "gemm_early_start": gemm.early_start,
     "gemm_code": gemm.code,
     **attention.ALL,
-    **decode_figures.ALL,
+    **decoding_figures.ALL,
     **fp8_figures.ALL,
 }

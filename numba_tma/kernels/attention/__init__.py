@@ -2,10 +2,11 @@
 
 Read `ladder` first, then plain, warp_mma and warpgroup, in this order. All steps share `operands` (checks), `masks`
 (what a query sees) and `softmax`. `forward` is the public side of the last steps, with `choice` (which tiles for which
-heads) and `packed` (sequences of different lengths). A few queries against a cache are the work of split_kv, decode and
-kv_cache, 8-bit floats that of the files called fp8.
+heads) and `packed` (sequences of different lengths). A few queries against a cache are the work of split_kv, decoding
+and kv_cache, 8-bit floats that of the files called fp8.
 """
 
+from .decoding import bind_decode, decode
 from .forward import attention, attention_varlen, bind_attention
 from .fp8 import attention_fp8
 from .kv_cache import append
@@ -19,5 +20,7 @@ __all__ = [
     "attention_fp8",
     "attention_varlen",
     "bind_attention",
+    "bind_decode",
+    "decode",
     "reference",
 ]

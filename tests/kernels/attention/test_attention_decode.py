@@ -11,8 +11,8 @@ import pytest
 
 from numba_tma import sim
 from numba_tma.device_array import DeviceArray
-from numba_tma.kernels.attention import decode as decoding
-from numba_tma.kernels.attention.decode import Extents, bind_decode, decode, splits_for, tiling_for
+from numba_tma.kernels.attention import decoding
+from numba_tma.kernels.attention.decoding import Extents, bind_decode, decode, splits_for, tiling_for
 from numba_tma.kernels.attention.kv_cache import append
 from numba_tma.kernels.attention.ladder import reference
 from numba_tma.kernels.attention.split_kv import Cache, Tiling

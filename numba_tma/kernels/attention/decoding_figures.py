@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ... import bench
 from ...driver import LaunchError
-from .decode import bind_decode
+from .decoding import bind_decode
 
 Record = dict[str, Any]
 _L2_BYTES = 60 << 20
