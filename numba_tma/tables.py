@@ -27,6 +27,12 @@ from .report import markdown, seconds
 
 _COMPUTE_BOUND = 50  # flops a byte from which a problem's rate is given in TFLOP/s
 PICTURES = "../pictures"  # as docs/results sees them
+# Problems that share a page.
+PAGES = {
+    "rmsnorm": "softmax",
+    **dict.fromkeys(("column_sums", "histogram", "scatter_add"), "reductions"),
+    **dict.fromkeys(("patches", "paged"), "gather"),
+}
 _REGION = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -161,7 +167,8 @@ def _problems(results: Path) -> str:
     """A section for each problem: where it was measured, its picture and its table."""
     parts = []
     for name, records in runs(load_records(results)).items():
-        page = f"[{name}](../{records[0]['problem']}.md)" if name == records[0]["problem"] else name
+        problem = records[0]["problem"]
+        page = f"[{name}](../{PAGES.get(problem, problem)}.md)" if name == problem else name
         parts += [
             f"### {name}",
             f"{page} on {circumstances_in_words(records[0]['circumstances'])}.",
