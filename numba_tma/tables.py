@@ -15,6 +15,7 @@ from typing import Any
 from . import (
     accuracy,
     tables_attention,
+    tables_attention_fp8,
     tables_decode,
     tables_gemm,
     tables_gpt2,
@@ -408,6 +409,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "simulator speed": _simulator,
     **tables_gemm.TABLES,
     **tables_attention.TABLES,
+    **tables_attention_fp8.TABLES,
     **tables_decode.TABLES,
     **tables_gpt2.TABLES,
     **{f"{name} speed": _speed(name) for name in MEMORY_PROBLEMS},

@@ -11,7 +11,7 @@ from typing import Any
 from . import peers
 from .figures import COLUMNS, TOKENS, Record, in_turn
 from .forward import bind_attention
-from .fp8 import Quantised, bind_attend, bind_quantise
+from .fp8 import CONFIGURATIONS, Quantised, bind_attend, bind_quantise
 from .fp8_quantise import CHUNK, KEY_ORDER, LARGEST
 
 OURS, OURS_16 = "numba-tma, 8 bits", "numba-tma, bfloat16"
@@ -155,4 +155,38 @@ def errors(lengths: Sequence[int] = (4096, 16384), heads: int = 4, head_dim: int
     return records
 
 
-ALL: dict[str, Callable[[], list[Record]]] = {"attention_fp8_forward": forward, "attention_fp8_errors": errors}
+_CONFIGURATIONS: dict[int, tuple[dict[str, Any], ...]] = {
+    128: ({}, ONE_ACCUMULATOR, {"promote": False, "keys": 96, "consumers": 3}),
+    64: ({}, {"keys": 96, "consumers": 3}),
+}
+
+
+def configurations(cases: Sequence[tuple[int, int]] = ((128, 4096), (128, 16384), (64, 4096))) -> list[Record]:
+    """The kernel's speed by how it is cut, causal and not; `cases` are (D, S)."""
+    import torch
+
+    records = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for head_dim, s in cases:
+            for causal in (False, True):
+                q, k, v = _random(TOKENS // s, s, COLUMNS // head_dim, head_dim)
+                o, lse = torch.empty_like(q), torch.empty(q.shape[0], q.shape[2], s, device="cuda")
+                made = Quantised.empty(q, k)
+                bind_quantise(q, k, v, made)()
+                asked = _CONFIGURATIONS[head_dim]
+                launches = {
+                    str(i): bind_attend(made, o, lse, causal=causal, configuration=c) for i, c in enumerate(asked)
+                }
+                flops = 4 * TOKENS * s * COLUMNS // (2 if causal else 1)
+                for i, seconds in in_turn(launches, rounds=3).items():
+                    cut = {"promote": True, "ping_pong": False, "consumers": 2} | CONFIGURATIONS[head_dim]
+                    record = {"head_dim": head_dim, "length": s, "causal": causal, **cut, **asked[int(i)]}
+                    records.append(record | {"tflop_per_s": flops / seconds / 1e12})
+    return records
+
+
+ALL: dict[str, Callable[[], list[Record]]] = {
+    "attention_fp8_forward": forward,
+    "attention_fp8_errors": errors,
+    "attention_fp8_configurations": configurations,
+}
