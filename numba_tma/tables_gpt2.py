@@ -68,6 +68,20 @@ def _launches(results: Path) -> str:
     return markdown(rows, ["a launch of", "prefill, 8 × 1024", "decode, 8"])
 
 
+def _attention(results: Path) -> str:
+    rows = [
+        [
+            run["warps"],
+            run["ahead"],
+            "yes" if run["prefetch"] else "no",
+            seconds(run["alone_seconds"]),
+            seconds(run["layers_seconds"]),
+        ]
+        for run in _load(results)["decode_attention"]
+    ]
+    return markdown(rows, ["warps", "sets ahead", "prefetched", "attention by itself", "all layers of a step"])
+
+
 _KINDS = {  # parts of names of PyTorch's kernels, and of launches
     "products": (("nvjet", "gemm"), ("c_attn", "c_proj", "c_fc", "mlp_proj", "head")),
     "attention": (("sdpa", "flash"), ("attention",)),
@@ -125,6 +139,7 @@ def _pipeline(name: str) -> Callable[[Path], str]:
 
 TABLES: dict[str, Callable[[Path], str]] = {
     "gpt2 prefill": _prefill,
+    "gpt2 attention": _attention,
     "gpt2 decode": _decode,
     "gpt2 launches": _launches,
     "gpt2 shares": _shares,

@@ -2,12 +2,9 @@
 
 Each key and value is read once and used once, 2 flops a byte: what counts is how many reads are on their way. A block
 has a head of a sequence. A row of D elements of a key or value is read by D / 8 lanes, 16 bytes each, so that a warp
-reads several keys at once. Several such sets are on their way: the registers of one are asked to be filled again as
-soon as it has been computed with. The first sets are asked for before the kernel in front has ended, which writes the
-last key and value alone; these are taken in at the end.
-
-Every lane group goes on with a softmax of its own (its largest score, its sum, its share of the result); they are
-joined at the end, within a warp by shuffles and between the warps through shared memory.
+reads several keys at once, and four of these sets before it computes with the first. Every lane group goes on with a
+softmax of its own (its largest score, its sum, its share of the result); they are joined at the end, within a warp by
+shuffles and between the warps through shared memory.
 """
 
 from __future__ import annotations
@@ -24,13 +21,13 @@ from ..shared import Buffer, Shared
 from ..unroll import unroll
 from .vectors import VECTOR, load8_bf16, widen8
 
-WARPS, AHEAD, BLOCKS = 8, 4, 3
+WARPS, AHEAD = 16, 4
 _LOG2_E = math.log2(math.e)
 _NOTHING = -1e30  # the largest of no scores: finite, so that the difference of two is a number
 
 
 @functools.cache
-def make_decode(head_dim: int, warps: int = WARPS, ahead: int = AHEAD, blocks: int = BLOCKS) -> Kernel:
+def make_decode(head_dim: int, warps: int = WARPS, ahead: int = AHEAD, prefetch: bool = True) -> Kernel:
     """o[b, h] = attention of the query at lengths[b] to the keys 0 … lengths[b]; grid (heads, B).
 
     Kernel parameters: qkv (B, positions, 3, heads, D) bfloat16, whose last dimensions are contiguous; lengths (B,)
@@ -40,9 +37,8 @@ def make_decode(head_dim: int, warps: int = WARPS, ahead: int = AHEAD, blocks: i
     Args:
         head_dim: D, a power of 2 from 16 to 256.
         warps: of a block; `head_dim` / 32 at least.
-        ahead: sets of keys that a warp has on their way.
-        blocks: how many an SM should have registers for. The kernels before and after this one need room as well, if
-            they are to overlap with it.
+        ahead: sets of keys that a warp reads before it computes with one.
+        prefetch: have keys and values brought to L2 before the kernel in front has ended: all but the last.
     """
     lanes = head_dim // VECTOR  # of a key
     together = 32 // lanes  # keys of a warp at once
@@ -64,74 +60,60 @@ def make_decode(head_dim: int, warps: int = WARPS, ahead: int = AHEAD, blocks: i
             o[e] = o[e] * mine + cuda.shfl_xor_sync(0xFFFFFFFF, o[e], other) * its
         return most, total * mine + cuda.shfl_xor_sync(0xFFFFFFFF, total, other) * its
 
-    @cuda.jit(device=True, forceinline=True)
-    def load(k, v, i, source, part_bytes):
-        """A lane's share of a key and a value."""
-        at = 4 * i
-        k[at], k[at + 1], k[at + 2], k[at + 3] = ptx.ld_global_v4_u32(source)
-        v[at], v[at + 1], v[at + 2], v[at + 3] = ptx.ld_global_v4_u32(source + part_bytes)
-
-    @cuda.jit(device=True, forceinline=True)
-    def take_in(q, k, v, i, seen, largest, total, o):
-        """One key and value; a score that is not `seen` counts as nothing."""
-        at = 4 * i
-        x = widen8(k[at], k[at + 1], k[at + 2], k[at + 3])
-        score = float32(0)
-        for e in range(VECTOR):
-            unroll()
-            score += q[e] * x[e]
-        reach = lanes // 2
-        while reach > 0:
-            score += cuda.shfl_xor_sync(0xFFFFFFFF, score, reach)
-            reach //= 2
-        score = score * float32(factor) if seen else float32(2 * _NOTHING)
-        most = max(largest, score)
-        kept, weight = ptx.ex2_approx_ftz_f32(largest - most), ptx.ex2_approx_ftz_f32(score - most)
-        y = widen8(v[at], v[at + 1], v[at + 2], v[at + 3])
-        for e in range(VECTOR):
-            unroll()
-            o[e] = o[e] * kept + weight * y[e]
-        return most, total * kept + weight
-
-    @kernel(threads=32 * warps, shared=smem, programmatic=True, min_blocks=blocks)
+    @kernel(threads=32 * warps, shared=smem, programmatic=True)
     def gpt2_decode_attention(qkv, lengths, out):
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         head, batch = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
         last = uint32(lengths[batch])
         row_bytes, part_bytes = uint64(qkv.strides[1]), uint64(qkv.strides[2])
-        column = uint64(head * uint32(2 * head_dim) + lane % uint32(lanes) * uint32(2 * VECTOR))
-        queries = ptx.global_address(qkv) + uint64(batch) * uint64(qkv.strides[0]) + column
-        start = queries + part_bytes
-        first = uint32(warp * uint32(together) + lane // uint32(lanes))
-
-        k = cuda.local.array(words, uint32)
-        v = cuda.local.array(words, uint32)
-        earlier = uint32(max(last, uint32(1)) - uint32(1))  # the last of the keys that are there already, if any is
-        for i in range(ahead):
-            unroll()
-            load(k, v, i, start + uint64(min(uint32(first + uint32(i * stride)), earlier)) * row_bytes, part_bytes)
-
+        start = ptx.global_address(qkv) + uint64(batch) * uint64(qkv.strides[0]) + uint64(head * uint32(2 * head_dim))
+        if prefetch:
+            for key in range(thread, last, uint32(32 * warps)):
+                source = start + uint64(key) * row_bytes + part_bytes
+                ptx.cp_async_bulk_prefetch(source, uint32(2 * head_dim))
+                ptx.cp_async_bulk_prefetch(source + part_bytes, uint32(2 * head_dim))
         ptx.griddepcontrol_wait()
         ptx.griddepcontrol_launch_dependents()
+        start += uint64(lane % uint32(lanes) * uint32(2 * VECTOR))
+        q = load8_bf16(start + uint64(last) * row_bytes)
+        start += part_bytes
 
-        q = load8_bf16(queries + uint64(last) * row_bytes)
-        new_k = cuda.local.array(4, uint32)
-        new_v = cuda.local.array(4, uint32)
-        load(new_k, new_v, 0, start + uint64(last) * row_bytes, part_bytes)
         largest, total = float32(_NOTHING), float32(0)
         o = cuda.local.array(VECTOR, float32)
+        k = cuda.local.array(words, uint32)
+        v = cuda.local.array(words, uint32)
         for e in range(VECTOR):
             o[e] = float32(0)
-        for base in range(uint32(0), last, uint32(ahead * stride)):
+        first = uint32(warp * uint32(together) + lane // uint32(lanes))
+        for base in range(uint32(0), uint32(last + uint32(1)), uint32(ahead * stride)):
             unroll(1)
             for i in range(ahead):
                 unroll()
+                key = min(uint32(uint32(base) + first + uint32(i * stride)), last)
+                source = start + uint64(key) * row_bytes
+                k[4 * i], k[4 * i + 1], k[4 * i + 2], k[4 * i + 3] = ptx.ld_global_v4_u32(source)
+                v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3] = ptx.ld_global_v4_u32(source + part_bytes)
+            for i in range(ahead):
+                unroll()
                 key = uint32(uint32(base) + first + uint32(i * stride))
-                largest, total = take_in(q, k, v, i, key < last, largest, total, o)
-                following = min(uint32(key + uint32(ahead * stride)), earlier)
-                load(k, v, i, start + uint64(following) * row_bytes, part_bytes)
-        largest, total = take_in(q, new_k, new_v, 0, first == 0, largest, total, o)
+                x = widen8(k[4 * i], k[4 * i + 1], k[4 * i + 2], k[4 * i + 3])
+                score = float32(0)
+                for e in range(VECTOR):
+                    unroll()
+                    score += q[e] * x[e]
+                reach = lanes // 2
+                while reach > 0:
+                    score += cuda.shfl_xor_sync(0xFFFFFFFF, score, reach)
+                    reach //= 2
+                score = score * float32(factor) if key <= last else float32(2 * _NOTHING)
+                most = max(largest, score)
+                kept, weight = ptx.ex2_approx_ftz_f32(largest - most), ptx.ex2_approx_ftz_f32(score - most)
+                largest, total = most, total * kept + weight
+                y = widen8(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3])
+                for e in range(VECTOR):
+                    unroll()
+                    o[e] = o[e] * kept + weight * y[e]
 
         other = lanes
         while other < 32:
