@@ -548,9 +548,8 @@ def make_overlapped(
 
     def make_advance(hidden: bool) -> Callable:
         @cuda.jit(device=True, forceinline=True)
-        def advance(
-            s, o, p, largest, total, shrink, q_tile, mine, thread, use, started, row, key, skv, low, high, factor, inner
-        ):
+        def advance(s, o, p, largest, total, shrink, q_tile, whose, use, started, where, limits, scale):
+            (mine, thread), (row, key), (skv, low, high), (factor, inner) = whose, where, limits, scale
             stage, phase = ring(use, stages)
             following, next_phase = ring(uint32(use + uint32(1)), stages)
             ptx.mbarrier_wait_parity(smem.k_full[following], next_phase)
@@ -638,6 +637,8 @@ def make_overlapped(
                 first_full, end_full = full_range(row, first, block, skv, low, high)
                 row = uint32(row + mine * uint32(GROUP_ROWS))
                 row_of_thread = uint32(row + lane_row)
+                whose, limits, scale = (mine, thread), (skv, low, high), (factor, inner)
+                where = (row_of_thread, lane_key)
 
                 # The last block of keys: scores and weights, with nothing beside them.
                 block = uint32(block - uint32(1))
@@ -659,76 +660,21 @@ def make_overlapped(
                 while block > end_full:
                     unroll(1)
                     block = uint32(block - uint32(1))
-                    key = uint32(block * uint32(keys) + lane_key)
-                    advance_hidden(
-                        s,
-                        o,
-                        p,
-                        largest,
-                        total,
-                        shrink,
-                        q_tile,
-                        mine,
-                        thread,
-                        use,
-                        started,
-                        row_of_thread,
-                        key,
-                        skv,
-                        low,
-                        high,
-                        factor,
-                        inner,
-                    )
+                    where = (row_of_thread, uint32(block * uint32(keys) + lane_key))
+                    advance_hidden(s, o, p, largest, total, shrink, q_tile, whose, use, started, where, limits, scale)
                     use, started = uint32(use + uint32(1)), True
                 while block > first_full:
                     unroll(1)
                     block = uint32(block - uint32(1))
-                    advance(
-                        s,
-                        o,
-                        p,
-                        largest,
-                        total,
-                        shrink,
-                        q_tile,
-                        mine,
-                        thread,
-                        use,
-                        started,
-                        row_of_thread,
-                        uint32(0),
-                        skv,
-                        low,
-                        high,
-                        factor,
-                        inner,
-                    )
+                    advance(s, o, p, largest, total, shrink, q_tile, whose, use, started, where, limits, scale)
                     use, started = uint32(use + uint32(1)), True
                 if left:
                     while block > first:
                         unroll(1)
                         block = uint32(block - uint32(1))
-                        key = uint32(block * uint32(keys) + lane_key)
+                        where = (row_of_thread, uint32(block * uint32(keys) + lane_key))
                         advance_hidden(
-                            s,
-                            o,
-                            p,
-                            largest,
-                            total,
-                            shrink,
-                            q_tile,
-                            mine,
-                            thread,
-                            use,
-                            started,
-                            row_of_thread,
-                            key,
-                            skv,
-                            low,
-                            high,
-                            factor,
-                            inner,
+                            s, o, p, largest, total, shrink, q_tile, whose, use, started, where, limits, scale
                         )
                         use, started = uint32(use + uint32(1)), True
                 stage, phase = ring(use, stages)
