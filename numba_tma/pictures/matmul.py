@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..tables_gemm import MATMUL, flops, kind
+from ..tables.gemm import MATMUL, flops, kind
 from .svg import Picture
 
 _DTYPE = "bfloat16"  # the type in which all shapes are measured

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .report import markdown
+from ..report import markdown
 
 Record = dict[str, Any]
 

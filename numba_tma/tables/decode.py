@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .report import markdown, seconds
+from ..report import markdown, seconds
 
 FILE = "h200_attention_decode.json"
 PEERS = ("cuDNN", "FlashAttention-2")

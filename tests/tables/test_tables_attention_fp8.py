@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from numba_tma.tables_attention_fp8 import FA3_8, FILE, ONE, OURS, OURS_16, TABLES
+from numba_tma.tables.attention_fp8 import FA3_8, FILE, ONE, OURS, OURS_16, TABLES
 
 FORWARD = {
     "head_dim": 128,

@@ -9,7 +9,7 @@ import pytest
 
 from numba_tma import tables
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def record(variant: str, shape: tuple[int, ...] = (1, 2), dtype: str = "float32") -> dict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numba_tma import tables_memory
+from numba_tma.tables import memory as tables_memory
 
 RECORDS = [
     {

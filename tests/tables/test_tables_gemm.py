@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from numba_tma import tables_gemm
 from numba_tma.kernels.gemm import PROBLEM
 from numba_tma.kernels.gemm.choice import Configuration, Shape
+from numba_tma.tables import gemm as tables_gemm
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def cells(table, first):

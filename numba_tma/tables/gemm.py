@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .kernels.gemm.choice import SMS, Configuration, Shape, blocks_per_sm
-from .report import markdown, seconds
+from ..kernels.gemm.choice import SMS, Configuration, Shape, blocks_per_sm
+from ..report import markdown, seconds
 
 Record = dict[str, Any]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from numba_tma.tables_gpt2 import RESULTS, TABLES
+from numba_tma.tables.gpt2 import RESULTS, TABLES
 
 RUN = {
     "batches": 8,

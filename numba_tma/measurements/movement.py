@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from . import bench, counters, driver, launch, suite
-from .arrays import DeviceView, contiguous_strides, reinterpret
-from .device_array import DeviceArray
-from .kernels import Case, kv_stream, multicast, stencil3d, transpose
+from .. import bench, counters, driver, launch, suite
+from ..arrays import DeviceView, contiguous_strides, reinterpret
+from ..device_array import DeviceArray
+from ..kernels import Case, kv_stream, multicast, stencil3d, transpose
 
 Record = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from numba_tma import tables_movement
+from numba_tma.tables import movement as tables_movement
 
 
 def cells(table, first):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .report import markdown, seconds
+from ..report import markdown, seconds
 
 RESULTS = "h200_gpt2.json"
 _PEERS = {

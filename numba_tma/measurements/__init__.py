@@ -13,16 +13,17 @@ import numpy as np
 from numba import cuda
 from numba.cuda.types import uint32
 
-from . import bench, driver, measurements_memory, measurements_movement, ptx, suite
-from .device_array import DeviceArray
-from .kernels import kv_stream
-from .kernels.attention import decoding_figures, fp8_figures
-from .kernels.attention import figures as attention
-from .kernels.gemm import figures as gemm
-from .launch import Kernel, kernel
-from .pipeline import mbarrier_wait, ring
-from .shared import Barriers, Shared, Tiles
-from .tensor_map import TensorMap
+from .. import bench, driver, ptx, suite
+from ..device_array import DeviceArray
+from ..kernels import kv_stream
+from ..kernels.attention import decoding_figures, fp8_figures
+from ..kernels.attention import figures as attention
+from ..kernels.gemm import figures as gemm
+from ..launch import Kernel, kernel
+from ..pipeline import mbarrier_wait, ring
+from ..shared import Barriers, Shared, Tiles
+from ..tensor_map import TensorMap
+from . import memory, movement
 
 Record = dict[str, Any]
 
@@ -242,8 +243,8 @@ ALL: dict[str, Callable[[], list[Record]]] = {
     "small_in_a_graph": small_in_a_graph,
     "descriptor_place": descriptor_place,
     "fence_cost": fence_cost,
-    **measurements_memory.ALL,
-    **measurements_movement.ALL,
+    **memory.ALL,
+    **movement.ALL,
     "gemm_host_overhead": gemm.host_overhead,
     "gemm_early_start": gemm.early_start,
     "gemm_code": gemm.code,

@@ -12,19 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import (
-    accuracy,
-    tables_attention,
-    tables_attention_fp8,
-    tables_decode,
-    tables_gemm,
-    tables_gpt2,
-    tables_memory,
-    tables_movement,
-    tables_overlap,
-    tables_timelines,
-)
-from .report import markdown, seconds
+from .. import accuracy
+from ..report import markdown, seconds
+from . import attention, attention_fp8, decode, gemm, gpt2, memory, movement, overlap, timelines
 
 _COMPUTE_BOUND = 50  # flops a byte from which a problem's rate is given in TFLOP/s
 PICTURES = "../pictures"  # as docs/results sees them
@@ -298,8 +288,8 @@ def _claims(results: Path) -> str:
             "16384², each at its best: plain Numba's best form, `cp.async`, TMA",
             ", ".join(seconds(value) for value in large.values()),
         ],
-        *tables_attention.claims(results),
-        *tables_overlap.claims(results),
+        *attention.claims(results),
+        *overlap.claims(results),
     ]
     rows.sort(key=lambda row: int(row[0]))
     return markdown(rows, ["claim", "measured", ""])
@@ -331,9 +321,9 @@ def _headline(results: Path) -> str:
                 f"{vector['seconds'] / tma['seconds']:.2f} × the best plain Numba",
             ]
         )
-    rows += tables_gemm.headline(results)
-    rows += tables_attention.headline(results)
-    rows += tables_overlap.headline(results)
+    rows += gemm.headline(results)
+    rows += attention.headline(results)
+    rows += overlap.headline(results)
     overlapped = _load(results, "h200_measurements.json")["overlap"]
     gains = [r["seconds"]["one buffer"] / r["seconds"]["two buffers"] for r in overlapped]
     rows.append(["two buffers instead of one, a block per SM, copy and compute balanced", f"{max(gains):.2f} ×"])
@@ -387,7 +377,7 @@ def _accuracy_overlap(results: Path) -> str:
 
 
 def _gemm_ladder(results: Path) -> str:
-    return tables_gemm.ladder(runs(load_records(results))["gemm"])
+    return gemm.ladder(runs(load_records(results))["gemm"])
 
 
 MEMORY_PROBLEMS = ("softmax", "rmsnorm", "column_sums", "histogram", "scatter_add", "patches", "paged")
@@ -407,14 +397,14 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "model overlap": _accuracy_overlap,
     "problems": _problems,
     "simulator speed": _simulator,
-    **tables_gemm.TABLES,
-    **tables_attention.TABLES,
-    **tables_attention_fp8.TABLES,
-    **tables_decode.TABLES,
-    **tables_gpt2.TABLES,
+    **gemm.TABLES,
+    **attention.TABLES,
+    **attention_fp8.TABLES,
+    **decode.TABLES,
+    **gpt2.TABLES,
     **{f"{name} speed": _speed(name) for name in MEMORY_PROBLEMS},
-    **tables_memory.TABLES,
-    **tables_movement.TABLES,
-    **tables_overlap.TABLES,
-    **tables_timelines.TABLES,
+    **memory.TABLES,
+    **movement.TABLES,
+    **overlap.TABLES,
+    **timelines.TABLES,
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .report import markdown, seconds
+from ..report import markdown, seconds
 
 Record = dict[str, Any]
 FILE = "h200_attention.json"

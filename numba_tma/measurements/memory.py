@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from . import bench, dtypes
-from .arrays import reinterpret
-from .device_array import DeviceArray
-from .kernels import copy
-from .kernels.rows import binding, peers, rmsnorm
+from .. import bench, dtypes
+from ..arrays import reinterpret
+from ..device_array import DeviceArray
+from ..kernels import copy
+from ..kernels.rows import binding, peers, rmsnorm
 
 Record = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from numba_tma import tables_attention
+from numba_tma.tables import attention as tables_attention
 
 
 def cells(table):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .report import markdown
+from ..report import markdown
 
 RESULTS = "h200_timelines.json"
 
