@@ -28,6 +28,7 @@ NAMES = [f"{problem.name}.{variant.name}" for problem, variant in ALL]
 
 # Sizes with a reason each: smaller than a tile, one row, one column, prime, exactly tiles, one more than a tile.
 SIZES = [(3, 5), (1, 70), (65, 1), (61, 127), (64, 128), (65, 129)]
+SLOW = {(1, 70), (64, 128)}  # of all variants together
 
 
 def cases(problem, rows, columns):
@@ -66,7 +67,9 @@ def cases(problem, rows, columns):
 
 
 @pytest.mark.parametrize(("problem", "variant"), ALL, ids=NAMES)
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=pytest.mark.full if size in SLOW else ()) for size in SIZES], ids=str
+)
 def test_right_at_odd_sizes(problem, variant, size, seed):
     for case in cases(problem, *size):
         (record,) = suite.run_case(problem, case, [variant], "sim", seed=seed)

@@ -183,13 +183,13 @@ def test_leaving_early(mode, copy, batches):
             if result.index == 2:
                 break
         del result
-        gc.collect()
+        gc.collect(1)
         assert p.free_slots == p.depth
         with pytest.raises(LookupError, match="mine"):
             for result in p.run(batches, copy=copy):
                 raise LookupError(f"mine, {result.index}")
         del result
-        gc.collect()
+        gc.collect(1)
         assert p.free_slots == p.depth
         check(list(p.run(batches)), batches)
 
@@ -245,7 +245,7 @@ def test_holding_all_slots_is_an_error_not_a_hang(mode, batches):
     with pipeline(mode=mode, depth=3) as p:
         with pytest.raises(SlotsHeldError, match=r"all 3 slots are held.*copy=True.*depth=3"):
             list(p.run(batches, copy=False))
-        gc.collect()
+        gc.collect(1)
         assert p.free_slots == 3
         # Just as many batches as slots may all be held.
         check(list(p.run(batches[:3], copy=False)), batches[:3])
