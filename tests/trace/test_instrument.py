@@ -18,7 +18,17 @@ from numba_tma.pipeline import mbarrier_wait, release_to_async, ring
 from numba_tma.trace import Trace, records
 from numba_tma.trace.instrument import instrument
 
-ALL = [(problem, variant) for problem in PROBLEMS for variant in problem.variants]
+# One of each problem by default, the last and usually the largest; the others where all is asked for.
+ALL = [
+    pytest.param(
+        problem,
+        variant,
+        id=f"{problem.name}.{variant.name}",
+        marks=() if variant is problem.variants[-1] else pytest.mark.full,
+    )
+    for problem in PROBLEMS
+    for variant in problem.variants
+]
 SMEM = Shared(tile=Tiles(2, (8, 32), np.float32), full=Barriers(2))
 
 
@@ -123,7 +133,7 @@ def test_some_multiprocessors_only():
     assert sorted({warp.block for warp in launch.warps()}) == [block for block, sm in on.items() if sm % 2]
 
 
-@pytest.mark.parametrize(("problem", "variant"), ALL, ids=[f"{p.name}.{v.name}" for p, v in ALL])
+@pytest.mark.parametrize(("problem", "variant"), ALL)
 def test_the_suite_is_right_with_stamps(problem, variant, seed):
     case = problem.cases["quick", "sim"][0]
     with tracing(Trace(capacity=64)) as traced:
