@@ -12,8 +12,33 @@ from typing import Any
 import numpy as np
 
 from .. import arrays
+from ..arrays import ArrayView, DeviceView
 from ..device_array import DeviceArray
 from ..dtypes import ElementType
+
+
+def viewed(caller: str, **given: Any) -> dict[str, ArrayView]:
+    """The arrays as the launcher sees them, by name.
+
+    Raises:
+        TypeError: not an array; the message names it and `caller`.
+    """
+    views = {}
+    for name, array in given.items():
+        found = arrays.view(array)
+        if found is None:
+            raise TypeError(f"{caller}: {name} is a {type(array).__name__}; an array is expected")
+        views[name] = found
+    return views
+
+
+def seen(array: Any, shape: tuple[int, ...] | None = None, strides: tuple[int, ...] | None = None) -> Any:
+    """An array's memory, under another shape if one is given; of a GPU's the address alone."""
+    view = arrays.view(array)
+    shape, strides = shape or view.shape, strides or view.strides
+    if view.host:
+        return arrays.reinterpret(array, view.dtype, shape, strides)
+    return DeviceView(None, view.pointer, shape, strides, view.dtype)
 
 
 def layout(array: Any, caller: str) -> object:

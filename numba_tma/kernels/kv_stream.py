@@ -34,6 +34,7 @@ from ..pipeline import mbarrier_wait, release_to_async, ring
 from ..pitch import pitched
 from ..shared import Barriers, Shared, Tiles
 from ..tensor_map import TensorMap
+from .calls import viewed
 from .problem import Case, Problem, Variant, check_options
 
 # f(k, v) adds work - 1 further multiply-adds to k·v, of a kind that neither grows nor can be folded away.
@@ -557,10 +558,7 @@ def kv_stream(
         TypeError: not an array, or an option that the variant has not.
         ValueError: shapes, dtypes, strides, work or the tile do not fit; the message says what would.
     """
-    views = {"k": array_view(k), "v": array_view(v), "out": array_view(out)}
-    for name, array in (("k", k), ("v", v), ("out", out)):
-        if views[name] is None:
-            raise TypeError(f"kv_stream: {name} is a {type(array).__name__}; an array is expected")
+    views = viewed("kv_stream", k=k, v=v, out=out)
     chosen = PROBLEM.variant(variant)
     if "splits" in options:
         raise TypeError("kv_stream: splits is the first extent of `out`; leave it out")

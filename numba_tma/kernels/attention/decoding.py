@@ -20,9 +20,9 @@ from ...arrays import ArrayView
 from ...device_array import DeviceArray
 from ...launch import backend, watched
 from ...tensor_map import TensorMap
-from ..calls import current_stream, layout, new_like, pointer
+from ..calls import current_stream, layout, new_like, pointer, seen
 from ..gemm.choice import multiprocessors
-from .kv_cache import capacity_of, check_rows, seen, views_of, with_queries
+from .kv_cache import capacity_of, check_rows, views_of, with_queries
 from .masks import UNBOUNDED
 from .operands import BOX, MAX_HEAD_DIM, Scores
 from .split_kv import Cache, Tiling, make_split_kv

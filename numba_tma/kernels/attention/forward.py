@@ -15,11 +15,10 @@ from ...device_array import DeviceArray
 from ...launch import Kernel, Launcher, backend, watched
 from ...ragged import RaggedMap
 from ...tensor_map import TensorMap
-from ..calls import current_stream, layout, new_like, pointer
+from ..calls import current_stream, layout, new_like, pointer, seen
 from ..gemm.warpgroup import GROUP_ROWS
 from . import choice
 from .choice import Configuration
-from .kv_cache import seen
 from .masks import UNBOUNDED, Band
 from .operands import BOX, Operands, operands
 from .warpgroup import make_overlapped

@@ -15,10 +15,10 @@ from numba import cuda
 from numba.cuda.types import int32, uint32, uint64
 
 from ... import arrays, driver, ptx
-from ...arrays import ArrayView, DeviceView
+from ...arrays import ArrayView
 from ...launch import Kernel, kernel
 from ...pitch import is_pitched
-from ..calls import current_stream
+from ..calls import current_stream, seen, viewed
 from .operands import INPUTS
 
 _THREADS = 128
@@ -32,13 +32,8 @@ def views_of(caller: str, **given: Any) -> dict[str, ArrayView]:
         TypeError: not an array.
         ValueError: they lie in different memories, or in other steps.
     """
-    views = {}
-    for name, array in given.items():
-        if array is None:
-            continue
-        found = views[name] = arrays.view(array)
-        if found is None:
-            raise TypeError(f"{caller}: {name} is a {type(array).__name__}; an array is expected")
+    views = viewed(caller, **{name: array for name, array in given.items() if array is not None})
+    for name, found in views.items():
         if found.shape and found.shape[-1] > 1 and found.strides[-1] != found.dtype.itemsize:
             raise ValueError(
                 f"{caller}: {name} has strides of {found.strides} B; its last dimension must be contiguous: copy it"
@@ -94,15 +89,6 @@ def capacity_of(caller: str, views: Mapping[str, ArrayView], batch: int, head_di
             f"expected"
         )
     return table.shape[1] * k.shape[1]
-
-
-def seen(array: Any, shape: tuple[int, ...] | None = None, strides: tuple[int, ...] | None = None) -> Any:
-    """An array's memory, under another shape if one is given; of a GPU's the address alone."""
-    view = arrays.view(array)
-    shape, strides = shape or view.shape, strides or view.strides
-    if view.host:
-        return arrays.reinterpret(array, view.dtype, shape, strides)
-    return DeviceView(None, view.pointer, shape, strides, view.dtype)
 
 
 def with_queries(array: Any) -> Any:

@@ -29,6 +29,7 @@ from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Shared, Tiles
 from ...tensor_map import TensorMap
+from ..calls import viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 
@@ -166,11 +167,7 @@ def paged(cache: Any, table: Any, out: Any, *, variant: str = "tensor", **option
         TypeError: not an array, or an option that the variant has not.
         ValueError: shapes, dtypes or layouts do not fit; the message says what would.
     """
-    views = {}
-    for name, array in (("cache", cache), ("table", table), ("out", out)):
-        views[name] = arrays.view(array)
-        if views[name] is None:
-            raise TypeError(f"paged: {name} is a {type(array).__name__}; an array is expected")
+    views = viewed("paged", cache=cache, table=table, out=out)
     if len(views["cache"].shape) != 4:
         raise ValueError(f"paged: cache has the shape {views['cache'].shape}; (pages, tokens, heads, depth) expected")
     if views["table"].dtype != np.int32 or len(views["table"].shape) != 2:

@@ -95,9 +95,6 @@ def host_overhead() -> list[Record]:
 _EARLY = ("GPT-2 qkv", "1000 cubed", "Llama-3 70B qkv, 128 rows")
 
 
-_EARLY = ("GPT-2 qkv", "1000 cubed", "Llama-3 70B qkv, 128 rows")
-
-
 def early_start() -> list[Record]:
     """`matmul` in a graph of many launches, whose kernels may start before the one in front has ended, or may not."""
     records = []

@@ -31,6 +31,7 @@ from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Shared, Tiles
 from ...tensor_map import TensorMap
+from ..calls import viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 from .zero import after_zeros
@@ -242,11 +243,7 @@ def scatter_add(x: Any, index: Any, out: Any, *, variant: str = "bulk", zeros: b
         TypeError: not an array, or an option that the variant has not.
         ValueError: shapes, dtypes or layouts do not fit; the message says what would.
     """
-    views = {}
-    for name, array in (("x", x), ("index", index), ("out", out)):
-        views[name] = arrays.view(array)
-        if views[name] is None:
-            raise TypeError(f"scatter_add: {name} is a {type(array).__name__}; an array is expected")
+    views = viewed("scatter_add", x=x, index=index, out=out)
     x_, index_, out_ = (views[name] for name in ("x", "index", "out"))
     if x_.dtype.name not in DTYPES or len(x_.shape) != 2:
         raise ValueError(f"scatter_add: x is {x_.dtype} {x_.shape}; a matrix of {', '.join(DTYPES)} expected")
