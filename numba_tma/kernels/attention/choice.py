@@ -30,6 +30,7 @@ class Configuration:
     o_over_q: bool = False
     ping_pong: bool = False
     persistent: bool = True
+    cluster: int = 1
 
     def __post_init__(self) -> None:
         for name in ("consumers", "keys", "stages"):
@@ -50,7 +51,8 @@ class Configuration:
 
     def cut(self) -> dict[str, int | bool]:
         """What the kernel is made with."""
-        made = {"consumers": self.consumers, "keys": self.keys, "stages": self.stages, "o_over_q": self.o_over_q}
+        made = {"cluster": self.cluster} if self.cluster > 1 else {}
+        made |= {"consumers": self.consumers, "keys": self.keys, "stages": self.stages, "o_over_q": self.o_over_q}
         return made | ({"ping_pong": True} if self.ping_pong else {})
 
 
@@ -69,6 +71,6 @@ def choose(head_dim: int, kind: Kind, skv: int) -> Configuration:
     return Configuration(keys=96 if head_dim <= 192 else 80, o_over_q=True, persistent=persistent)
 
 
-def together(skv: int, head_dim: int, group: int) -> int:
+def together(skv: int, head_dim: int, group: int, element_bytes: int = 2) -> int:
     """How many heads of queries to go through side by side, so that their keys and values stay in the L2 cache."""
-    return max(1, _L2_BYTES // (4 * skv * head_dim)) * group
+    return max(1, _L2_BYTES // (2 * element_bytes * skv * head_dim)) * group
