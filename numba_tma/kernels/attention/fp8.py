@@ -17,13 +17,14 @@ from ...dtypes import ElementType
 from ...tensor_map import TensorMap
 from ..calls import current_stream, new_like
 from ..gemm.choice import multiprocessors
+from .choice import together
+from .forward import _counter
 from .fp8_quantise import CHUNK, KV_BLOCK, Q_BLOCK, make_quantise_rows, make_quantise_values
 from .fp8_warpgroup import FLOAT8, HEAD_DIMS, make_fp8
 from .masks import UNBOUNDED, Band
 from .operands import Operands, Scores, operands
 
 Launch = Callable[[], Any]
-_L2_BYTES = 24 << 20  # of keys and values that are gone through together: half an H200's L2
 # What was fastest on an H200. At D = 256 there are no registers for a second accumulator.
 CONFIGURATIONS: dict[int, dict[str, Any]] = {
     64: {"keys": 192, "stages": 3},
@@ -153,10 +154,9 @@ def bind_attend(
     keys, columns = configuration["keys"], min(head_dim, 128)
     tiles_m = -(-sq // (Q_BLOCK * configuration.get("consumers", 2)))
     tiles = tiles_m * heads * batch
-    together = max(1, _L2_BYTES // (2 * skv * head_dim))
-    counts = (tiles_m, heads, heads * batch, together, heads // kv_heads)
-    zero = np.zeros(1, np.uint32)
-    counter = zero if arrays.view(o).host else DeviceArray(zero)
+    group, all_heads = heads // kv_heads, heads * batch
+    counts = (tiles_m, heads, all_heads, min(together(skv, head_dim, group, element_bytes=1), all_heads), group)
+    counter = _counter(arrays.view(o).host, "bind_attend", stream)
     # What lies beside a head's row in memory is another head's.
     rows = {"swizzle": f"{columns}B", "store": False, "l2_promotion": "128B"}
     return kernel[min(multiprocessors(), tiles), None, stream].bind(

@@ -40,7 +40,7 @@ from ...warpgroup import ROW_BYTES, SWIZZLE_64B, SWIZZLE_128B, SWIZZLE_NONE, mat
 from ..gemm.warpgroup import BOX_COLUMNS, GROUP_ROWS, WARPGROUP
 from .fp8_quantise import CHUNK, KV_BLOCK
 from .masks import Kind, make_tile_masks
-from .softmax import NOTHING, inverse, make_softmax, quad_max, quad_sum
+from .softmax import NOTHING, inverse, log_sum_exp, make_softmax, quad_max, quad_sum
 from .warpgroup import Tile, make_tile, release
 
 FLOAT8 = "float8_e4m3fn"
@@ -52,7 +52,6 @@ _STEP = 32  # of the inner dimension, in one instruction
 _EIGHT_ROWS = 8
 _CORE_ROW = 16  # bytes
 _ALL_LANES = 0xFFFFFFFF
-_LN_2 = 0.6931471805599453
 _SCALES_WARP = 1  # of the producer's warpgroup
 TURNS = 4  # tiles of a block that are described at once; the producer is one ahead
 
@@ -203,14 +202,11 @@ class Weights(NamedTuple):
         The weights' part in `total`.
     pack(s, p)
         Four weights to a register, as wgmma has its operand A.
-    log_sum_exp(largest, total)
-        A row's, of what `weigh` has left.
     """
 
     weigh: Callable
     add_up: Callable
     pack: Callable
-    log_sum_exp: Callable
 
 
 def _part(keys: int) -> int:
@@ -281,13 +277,7 @@ def make_weights(keys: int) -> Weights:
             r = 8 * (i // 2) + 2 * (i % 2)
             p[i] = ptx.mov_b32(ptx.cvt_rn_satfinite_e4m3x4_f32(s[r], s[r + 1], s[r + 4], s[r + 5]))
 
-    @cuda.jit(device=True, forceinline=True)
-    def log_sum_exp(largest, total):
-        if largest == float32(NOTHING):
-            return float32(NOTHING)
-        return float32(_LN_2) * (largest - float32(SHIFT) + ptx.lg2_approx_ftz_f32(total))
-
-    return Weights(weigh, add_up, pack, log_sum_exp)
+    return Weights(weigh, add_up, pack)
 
 
 def _plan(head_dim: int, dtype: str, consumers: int, keys: int, stages: int) -> Shared:
@@ -497,7 +487,7 @@ def make_fp8(
     row_range = masks.row_range
     left = kind.left
     hide = make_softmax(keys, masks).hide
-    weigh, add_up, pack, log_sum_exp = make_weights(keys)
+    weigh, add_up, pack = make_weights(keys)
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
     tile_functions = make_tile(head_dim, dtype, kind, consumers, keys)
     store = tile_functions.store
@@ -634,7 +624,7 @@ def make_fp8(
                             row + here // uint32(32) * uint32(16) + here % uint32(32) // uint32(4) + uint32(8 * i)
                         )
                         if r < sq:
-                            lse[batch, head, r] = log_sum_exp(largest[i], total[i])
+                            lse[batch, head, r] = log_sum_exp(largest[i] - float32(SHIFT), total[i], float32(1))
                 stage, phase = advanced(stage, phase, stages)
                 slot, _ = advanced(slot, phase, stages + 1)
                 turn = uint32(turn + uint32(1))

@@ -169,6 +169,15 @@ def test_attention_fp8(rng):
     assert np.sqrt(np.mean(error**2)) < 0.1 * np.sqrt(np.mean(exact**2))
 
 
+def test_a_row_of_nan_is_not_taken_for_one_that_saw_no_key(rng):
+    q, k, v = inputs(rng, BFLOAT16, (1, 20, 20, 1, 1, 64))
+    q[0, 3] = np.nan
+    with use_backend("sim"):
+        o, lse = fp8.attention_fp8(q, k, v, window=(5, -1), return_lse=True)
+    assert np.flatnonzero(np.isnan(lse[0, 0])).tolist() == [3]
+    assert np.flatnonzero(np.isnan(o[0, :, 0].astype(np.float32)).any(axis=1)).tolist() == [3]
+
+
 @pytest.mark.parametrize("head_dim, causal", [(128, True), (64, False), (256, True)])
 def test_machine_code(rng, head_dim, causal):
     q, k, v = inputs(rng, BFLOAT16, (1, 64, 64, 1, 1, head_dim))
