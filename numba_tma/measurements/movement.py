@@ -6,15 +6,22 @@ For the tiles the instrument is kv_stream with a producer warp and no arithmetic
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import cuda
+from numba.cuda.types import uint32
 
-from .. import bench, counters, driver, launch, suite
+from .. import bench, counters, driver, launch, ptx, suite
 from ..arrays import DeviceView, contiguous_strides, reinterpret
 from ..device_array import DeviceArray
 from ..kernels import Case, kv_stream, multicast, stencil3d, transpose
+from ..launch import Kernel, kernel
+from ..pipeline import mbarrier_wait, ring
+from ..shared import Barriers, Shared, Tiles
+from ..tensor_map import TensorMap
 
 Record = dict[str, Any]
 
@@ -202,6 +209,71 @@ def l2_promotion(size: int = 512, side: int = 16384) -> list[Record]:
     return records
 
 
+_READER_STAGES, _READER_BLOCKS = 4, 2  # of each SM: 64 KB in flight there, with boxes of 8 KB
+_READER_BOXES = ((128, 32), (64, 64), (32, 128), (16, 256))  # of float16: rows of 64 to 512 bytes
+
+
+@functools.cache
+def _make_reader(box: tuple[int, int], down: bool) -> Kernel:
+    """Blocks that stay read a matrix box by box, taking turns along its rows of boxes or down its columns of them."""
+    stages = _READER_STAGES
+    smem = Shared(tile=Tiles(stages, box, np.float16), full=Barriers(stages))
+
+    @kernel(threads=32, shared=smem)
+    def read_boxes(x_map, rows, columns):
+        """`rows` and `columns` count boxes."""
+        if cuda.threadIdx.x == 0:
+            for stage in range(stages):
+                ptx.mbarrier_init(smem.full[stage], 1)
+            ptx.fence_mbarrier_init()
+            every, boxes = uint32(cuda.gridDim.x), uint32(rows * columns)
+            ahead = uint32(cuda.blockIdx.x)
+            asked, arrived = uint32(0), uint32(0)
+            while arrived < asked or ahead < boxes:
+                if ahead < boxes and uint32(asked - arrived) < uint32(stages):
+                    stage, _ = ring(asked, stages)
+                    if down:
+                        row, column = uint32(ahead % rows), uint32(ahead // rows)
+                    else:
+                        row, column = uint32(ahead // columns), uint32(ahead % columns)
+                    ptx.mbarrier_arrive_expect_tx(smem.full[stage], x_map.box_bytes)
+                    ptx.cp_async_bulk_tensor_2d_shared_global(
+                        smem.tile[stage],
+                        x_map,
+                        uint32(column * uint32(box[1])),
+                        uint32(row * uint32(box[0])),
+                        smem.full[stage],
+                    )
+                    ahead, asked = uint32(ahead + every), uint32(asked + uint32(1))
+                else:
+                    stage, phase = ring(arrived, stages)
+                    mbarrier_wait(smem.full[stage], phase)
+                    arrived = uint32(arrived + uint32(1))
+
+    return read_boxes
+
+
+def l2_promotion_of_boxes(shape: tuple[int, int] = (32768, 16384)) -> list[Record]:
+    """Rate of reading a matrix of 1 GiB in boxes of narrower and wider rows, for each granularity of L2's fetches."""
+    nbytes = 2 * shape[0] * shape[1]
+    x = DeviceArray.empty(shape, np.float16)
+    blocks = _READER_BLOCKS * driver.attribute("MULTIPROCESSOR_COUNT", driver.current_device())
+    launches: dict[str, Callable[[], object]] = {}
+    records: list[Record] = []
+    for box in _READER_BOXES:
+        counts = [np.uint32(extent // side) for extent, side in zip(shape, box, strict=True)]
+        for down in (False, True):
+            for promotion in _PROMOTIONS:
+                x_map = TensorMap(x, box, l2_promotion=promotion, store=False)
+                launches[str(len(records))] = _make_reader(box, down)[blocks].bind(x_map, *counts)
+                order = "down columns" if down else "along rows"
+                records.append({"row_bytes": 2 * box[1], "order": order, "promotion": promotion, "bytes": nbytes})
+    timings = bench.time_launches(launches, repeats=11, warm_up=1)
+    for record, timing in zip(records, timings.values(), strict=True):
+        record["seconds"], record["gb_per_s"] = timing.median, record["bytes"] / timing.median / 1e9
+    return records
+
+
 _BANKS = {
     "ld_shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "st_shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
@@ -273,6 +345,7 @@ ALL: dict[str, Callable[[], list[Record]]] = {
     "transpose_tiles": transpose_tiles,
     "stencil3d_tiles": stencil3d_tiles,
     "l2_promotion": l2_promotion,
+    "l2_promotion_of_boxes": l2_promotion_of_boxes,
     "bank_conflicts": bank_conflicts,
     "multicast_traffic": multicast_traffic,
 }
