@@ -101,24 +101,34 @@ def use_backend(name: str, **simulation: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A launch that `recording` kept from running: its kernel, compiled for the types of its arguments."""
+    """A launch that `recording` kept from running: its kernel, the types of its arguments, and what to compile for."""
 
     kernel: Kernel
-    compiled: Compiled
+    numba_types: tuple
+    arch: str
+
+    @property
+    def compiled(self) -> Compiled:
+        """The kernel, compiled; remembered."""
+        return self.kernel.compile_types(self.numba_types, self.arch)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The launches made inside `recording`, in order, compiled for `arch`."""
+    """The launches made inside `recording`, in order, for `arch`. `later`: they are compiled when that is asked for."""
 
     arch: str
+    later: bool = False
     launches: list[Recorded] = field(default_factory=list)
 
 
 @contextlib.contextmanager
-def recording(arch: str = DEFAULT_ARCH) -> Iterator[Recording]:
-    """Compile the kernels launched inside for `arch`, with no GPU, and list them; none of them runs."""
-    recorded = Recording(arch)
+def recording(arch: str = DEFAULT_ARCH, *, later: bool = False) -> Iterator[Recording]:
+    """Compile the kernels launched inside for `arch`, with no GPU, and list them; none of them runs.
+
+    With `later` a kernel is compiled only when its `Recorded.compiled` is asked for.
+    """
+    recorded = Recording(arch, later)
     token = _recording.set(recorded)
     try:
         with use_backend("sim"):
@@ -515,10 +525,13 @@ class Launcher:
         """
         kernel_, recorded = self.kernel, _recording.get()
         numba_types = tuple(argument.numba_type for argument in marshalled)
-        compiled = traced or kernel_.compile_types(numba_types, recorded.arch if recorded else DEFAULT_ARCH)
         if recorded is not None:
-            recorded.launches.append(Recorded(kernel_, compiled))
+            listed = Recorded(kernel_, numba_types, recorded.arch)
+            if not recorded.later:
+                _ = listed.compiled
+            recorded.launches.append(listed)
             return None
+        compiled = traced or kernel_.compile_types(numba_types, DEFAULT_ARCH)
         memory = sim.GlobalMemory()
         if rings is not None:
             marshalled = [*marshalled, Argument(types.uint64, (memory.map(rings, "trace"),))]

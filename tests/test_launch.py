@@ -368,6 +368,16 @@ def test_recording_compiles_and_runs_nothing():
     assert (y == 2).all() and len(recorded.launches) == 2
 
 
+def test_recording_may_compile_later():
+    def wrong(x):
+        x[0] = x.there_is_none
+
+    with recording(later=True) as recorded:
+        kernel(wrong, threads=32)[1](np.zeros(1, np.float32))
+    with pytest.raises(TypingError, match="there_is_none"):
+        _ = recorded.launches[0].compiled
+
+
 @pytest.mark.gpu
 def test_on_the_gpu(rng):
     x, y = rng.standard_normal(1000, np.float32), rng.standard_normal(1000, np.float32)
