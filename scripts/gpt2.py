@@ -43,8 +43,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--residual", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--mode", choices=tuple(MODES), default="producer", help="of the workloads' pipeline")
     parser.add_argument("--batches", type=int, default=8, metavar="N", help="of a workload (default %(default)s)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="the workload's timeline as .svg and .json")
-    parser.add_argument("--parts", nargs="+", choices=tuple(benchmark.PARTS), help="of what is measured (default all)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="timelines of the workloads, as .svg and .json")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=tuple(benchmark.PARTS),
+        default=list(benchmark.PARTS),
+        help="of what is measured (default all)",
+    )
     parser.add_argument("--no-compile", action="store_true", help="measure without torch.compile")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
     return parser.parse_args(arguments)
@@ -90,7 +96,7 @@ def run_workload(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run; the exit status is 2 for what cannot be run, with the reason."""
+    """Run; the exit status is 1 where a measurement failed, 2 for what cannot be run, with the reason."""
     options = parse(arguments)
     try:
         if options.what == "generate":
@@ -100,11 +106,17 @@ def main(arguments: list[str] | None = None) -> int:
             run_workload(options)
             return 0
         found = {"circumstances": suite.circumstances()}
-        for name, rows in benchmark.measure(options.parts, compiled=not options.no_compile):
+        begin = time.perf_counter()
+        if options.output:
+            options.output.mkdir(parents=True, exist_ok=True)
+        how = benchmark.Options(compiled=not options.no_compile, pictures=options.output)
+        for name, rows in benchmark.measure(options.parts, how):
             found[name] = rows
-            print(name, json.dumps(rows, indent=1), flush=True)
+            print(f"{time.perf_counter() - begin:.0f} s:", name, json.dumps(rows, indent=1), flush=True)
             if options.json:
                 options.json.write_text(json.dumps(found, indent=1) + "\n")
+        if any(isinstance(rows, dict) and "failed" in rows for rows in found.values()):
+            return 1
     except (UnsupportedModel, PromptError, FileNotFoundError, ImportError, driver.LaunchError) as error:
         print(f"gpt2: {error}", file=sys.stderr)
         return 2

@@ -22,6 +22,20 @@ from ..unroll import unroll
 from .vectors import VECTOR, load8_bf16, widen8
 
 WARPS, AHEAD = 16, 4
+# What is tried when decoding is measured; the first is what is taken.
+VARIANTS = tuple(
+    {"warps": warps, "ahead": ahead, "prefetch": prefetch}
+    for warps, ahead, prefetch in (
+        (WARPS, AHEAD, True),
+        (16, 4, False),
+        (16, 8, True),
+        (16, 8, False),
+        (16, 2, True),
+        (8, 4, True),
+        (8, 4, False),
+        (8, 8, True),
+    )
+)
 _LOG2_E = math.log2(math.e)
 _NOTHING = -1e30  # the largest of no scores: finite, so that the difference of two is a number
 

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-import shutil
+import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import bench, driver
 from ..launch import gpu_refusal
-from ..overlap import Alone, Pipeline, ideal
-from ..overlap.rates import stages_alone
-from . import memory
-from .batches import BatchInference
+from . import memory, workloads
+from .attend import VARIANTS, make_decode
 from .config import Config
-from .demonstration import OfDocuments
 from .launches import Launches
 from .model import BFLOAT16, Model, Session
-from .peers import TorchGpt2, transformers_model
-from .retrieval import Request, Retrieval, Store, make_index
+from .peers import TorchGpt2, compiler_missing, prefill_calls, step_call, transformers_model, warm_compiler
+from .precompile import compile_all
 from .weights import Weights, random_weights
 
 Seconds = dict[str, float]
-_LENGTHS, _WIDTHS = (2, 18), (64, 512)  # of answers, and candidates of a search, that times are measured for
-
-
-def compiler_missing() -> str | None:
-    """Why torch.compile cannot work here, or None."""
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        return "torch.compile needs a C compiler, and there is none"
-    return None
+BATCH, LENGTH = 8, 1024
+_CACHES = ((1024, 800), (256, 128))  # positions, and how many are full before decoding is timed
+_EVERY = 224  # positions whose logits come back: as long as computing takes, on an H200
+_DOCUMENT, _QUESTION = 768, 32
+_IN_SHARES = (0, 64, 256, 1024)  # the same of 4 prompts of 1024 tokens, 4096 in all
+# Prefills of all parts, for `compile_all`.
+_CONTEXTS = (
+    (BATCH, LENGTH, 0, LENGTH),
+    (BATCH, LENGTH, 0, _EVERY),
+    (BATCH, LENGTH - 32, 0, 0),
+    *((BATCH, start, 0, 0) for _, start in _CACHES),
+    *((4, 1024, 0, every) for every in _IN_SHARES),
+    (4, 200, 0, 200),
+    (BATCH, _DOCUMENT, 0, 0),
+    (BATCH, _QUESTION, _DOCUMENT, 0),
+)
 
 
 def agreement(
@@ -91,18 +101,32 @@ def prefill_seconds(
     whole = Launches([*context, *session.every_head_launches(length, every)], session.own_stream)
     candidates: dict[str, Callable[[], Any]] = {"ours, last logits": last, "ours, all logits": whole}
 
+    stream = torch.cuda.ExternalStream(session.stream)
     tokens = torch.from_numpy(prompts).cuda()
     peer = TorchGpt2(weights, batch, length)
+    for kind in ("torch", "torch.compile") if compiled and not compiler_missing() else ("torch",):
+        for which, call in prefill_calls(peer, tokens, kind == "torch.compile").items():
+            candidates[f"{kind}, {which} logits"] = call
+            candidates[f"{kind}, CUDA graph, {which} logits"] = _captured(call, stream)
     hugging = transformers_model(weights, "bfloat16")
-    candidates["torch, last logits"] = lambda: peer.prefill(tokens, False)
-    candidates["torch, all logits"] = lambda: peer.prefill(tokens, True)
     candidates["transformers, last logits"] = lambda: hugging(tokens, use_cache=True, logits_to_keep=1)
     candidates["transformers, all logits"] = lambda: hugging(tokens, use_cache=True)
-    if compiled and not compiler_missing():
-        faster = torch.compile(peer.prefill, dynamic=False)
-        candidates["torch.compile, last logits"] = lambda: faster(tokens, False)
-        candidates["torch.compile, all logits"] = lambda: faster(tokens, True)
     return _timed(candidates, session.stream, repeats)
+
+
+def _captured(call: Callable[[], Any], stream: Any, ready: Callable[[], Any] = lambda: None) -> Callable[[], None]:
+    """PyTorch's work as a CUDA graph, captured on its stream; `ready` is called before that."""
+    import torch
+
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+        ready()
+        graph = torch.cuda.CUDAGraph()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            call()
+    return graph.replay
 
 
 def decode_seconds(
@@ -125,40 +149,30 @@ def decode_seconds(
     session.decode(2)
     candidates: dict[str, Callable[[], Any]] = {"ours": lambda: session.decode(steps)}
     stream = torch.cuda.ExternalStream(session.stream)
-    kinds = {"torch": lambda peer: peer.step}
-    if compiled and not compiler_missing():
-        kinds["torch.compile"] = lambda peer: torch.compile(peer.step, dynamic=False)
-    keep = []
-    for name, make in kinds.items():
+    peers = []
+    for name in ("torch", "torch.compile") if compiled and not compiler_missing() else ("torch",):
         peer = TorchGpt2(weights, batch, positions)
-        step = make(peer)
-        with torch.inference_mode(), torch.cuda.stream(stream):
-            for _ in range(3):
-                step()
-            graph = torch.cuda.CUDAGraph()
-            peer.length.fill_(start)
-            stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
-                step()
-        keep.append((peer, graph))
+        peers.append(peer)  # a graph keeps no tensor alive
+        step = step_call(peer, name == "torch.compile")
+        replay = _captured(step, stream, lambda peer=peer: peer.length.fill_(start))
 
-        def replay(graph: Any = graph) -> None:
+        def steps_of(replay: Callable[[], None] = replay) -> None:
             for _ in range(steps):
-                graph.replay()
+                replay()
 
-        candidates[f"{name}, CUDA graph"] = replay
+        candidates[f"{name}, CUDA graph"] = steps_of
     if start + 2 + (rounds + 2) * steps > positions:
         raise ValueError(f"{rounds} rounds of {steps} steps from {start} do not fit into {positions} positions")
     found = _timed(candidates, session.stream, rounds, warm_up=2)
     return {name: seconds / steps for name, seconds in found.items()}
 
 
-def launch_seconds(model: Model, batch: int, length: int) -> dict[str, Seconds]:
+def launch_seconds(model: Model, batch: int, length: int) -> dict[str, Any]:
     """Seconds of each launch of a prefill of `batch` prompts of `length` tokens, and of a decoding step behind all but
     32 of them: each kind's of all layers one behind the other, in a graph, so that they overlap as alike ones do."""
     session = Session(model, batch, prompt=length)
     session.prefill(np.random.default_rng(1).integers(0, model.config.vocab_size, (batch, length - 32)))
-    found = {}
+    found: dict[str, Any] = {"layers": model.config.n_layer}
     context = session.context_launches(session.sequence, session.lengths, length)
     decode = session.decode_launches()
     names = ("normalise 1", "c_attn", "attention", "c_proj", "normalise 2", "c_fc", "mlp_proj")
@@ -181,6 +195,56 @@ def launch_seconds(model: Model, batch: int, length: int) -> dict[str, Seconds]:
     return found
 
 
+def decode_attention_seconds(model: Model, batch: int, positions: int, start: int) -> list[dict[str, Any]]:
+    """Seconds of decoding's attention with each of `VARIANTS`, behind `start` tokens: a launch among others like it,
+    and all layers of a step with it."""
+    session = Session(model, batch, positions=positions)
+    session.prefill(np.random.default_rng(1).integers(0, model.config.vocab_size, (batch, start)))
+    layers = model.config.n_layer
+    runs = {}
+    for number, variant in enumerate(VARIANTS):
+        launches = session.decode_launches(make_decode(model.config.head_dim, **variant))[1:]
+        whole = launches[: 5 * layers]
+        runs[number, "alone_seconds"] = Launches(whole[1::5], session.own_stream)
+        runs[number, "layers_seconds"] = Launches(whole, session.own_stream)
+    for run in runs.values():
+        run()
+        run()
+    timings = bench.time_launches(
+        {str(key): run for key, run in runs.items()}, repeats=15, flush=False, stream=session.stream
+    )
+    took = {key: timings[str(key)].median for key in runs}
+    return [
+        variant
+        | {"alone_seconds": took[number, "alone_seconds"] / layers, "layers_seconds": took[number, "layers_seconds"]}
+        for number, variant in enumerate(VARIANTS)
+    ]
+
+
+def torch_kernel_seconds(weights: Weights, batch: int, length: int) -> dict[str, list[dict[str, Any]]]:
+    """PyTorch's kernels in a prefill and in a decoding step, by its profiler: names, how many, seconds of all."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    peer = TorchGpt2(weights, batch, length)
+    tokens = torch.from_numpy(np.random.default_rng(1).integers(0, weights.config.vocab_size, (batch, length))).cuda()
+    found = {}
+    with torch.inference_mode():
+        for name, call in (("prefill", lambda: peer.prefill(tokens, False)), ("step", peer.step)):
+            peer.length.fill_(length - 32)
+            call()
+            torch.cuda.synchronize()
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                call()
+                torch.cuda.synchronize()
+            kernels = [event for event in profiled.key_averages() if event.self_device_time_total > 0]
+            found[name] = [
+                {"name": event.key[:80], "count": event.count, "seconds": event.self_device_time_total * 1e-6}
+                for event in sorted(kernels, key=lambda event: -event.self_device_time_total)
+            ]
+    return found
+
+
 def _timed(candidates: dict[str, Callable[[], Any]], stream: int, repeats: int, warm_up: int = 3) -> Seconds:
     """Medians, in turn, everything on one stream."""
     import torch
@@ -194,131 +258,68 @@ def _timed(candidates: dict[str, Callable[[], Any]], stream: int, repeats: int, 
     return {name: timing.median for name, timing in timings.items()}
 
 
-def runs_beside_ideal(
-    pipeline: Pipeline, batches: Sequence[Any], counts: Sequence[int], repeats: int = 3
-) -> list[dict[str, Any]]:
-    """The middle one of `repeats` runs for each number of batches: seconds, share of the ideal, use of the engines.
+@dataclass(frozen=True)
+class Options:
+    """How to measure: beside torch.compile as well, and with timelines into a folder."""
 
-    A model of the engines says the same each time, and is asked once.
-    """
-    runs = 1 if pipeline.engines.modelled else repeats + 1
-    alone = stages_alone(pipeline, batches[0])
-    rows = []
-    for count in counts:
-        found = []
-        for _ in range(runs):
-            for result in pipeline.run((batches[i % len(batches)] for i in range(count)), copy=False):
-                result.release()
-            found.append(pipeline.report)
-        counted = sorted(found[-repeats:], key=lambda report: report.seconds)
-        report = counted[len(counted) // 2]
-        stages = {stage: alone.of(stage) for stage in ("prepare", "H2D", "compute", "D2H")}
-        longest = max(stages.values())
-        rows.append(
-            {
-                "batches": count,
-                "seconds": report.seconds,
-                "share_of_ideal": ideal(alone, count) / report.seconds,
-                "alone_seconds": stages,
-                "busy_of_longest": {k: busy / (count * longest) for k, busy in report.busy().items()},
-                "utilisation": report.utilisation(),
-            }
-        )
-    return rows
+    compiled: bool = True
+    pictures: Path | None = None
 
 
-def batches_beside_ideal(
-    model: Model, batch: int, length: int, every: int, counts: Sequence[int] = (4, 8, 32), /, **options: Any
-) -> dict[str, list[dict[str, Any]]]:
-    """Batches of prompts in each mode. `options` are the pipeline's."""
-    rng = np.random.default_rng(4)
-    batches = [rng.integers(0, model.config.vocab_size, (batch, length)) for _ in range(4)]
-    found = {}
-    for mode in ("serial_pageable", "serial_pinned", "three_streams", "producer"):
-        with BatchInference(model, batch, length, every=every, mode=mode, record=True, **options) as inference:
-            found[mode] = runs_beside_ideal(inference.pipeline, batches, counts)
-    return found
-
-
-def retrieval_beside_ideal(
-    model: Model,
-    batch: int,
-    document: int,
-    question: int,
-    /,
-    *,
-    documents: int = 16,
-    vectors: int = 20_000,
-    dimensions: int = 128,
-    counts: Sequence[int] = (8, 32),
-    **options: Any,
-) -> dict[str, Any]:
-    """Retrieval, serial and with all four stages at once, in balance: answers are so long, and the search so thorough,
-    that computing and searching take as long as the copies. `options` are the pipeline's.
-
-    Of `vectors` in the index each belongs to a document, several to one.
-    """
-    rng = np.random.default_rng(5)
-    points = rng.standard_normal((vectors, dimensions)).astype(np.float32)
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    index = OfDocuments(make_index(points), documents, _WIDTHS[0])
-    vocabulary = model.config.vocab_size
-    store = Store(model, rng.integers(0, vocabulary, (documents, document)), index)
-    batches = [
-        [Request(points[rng.integers(vectors)], rng.integers(0, vocabulary, question)) for _ in range(batch)]
-        for _ in range(4)
-    ]
-
-    def alone(count: int) -> Alone:
-        with Retrieval(store, batch, question, count, **options | {"mode": "serial_pinned", "depth": 1}) as retrieval:
-            return stages_alone(retrieval.pipeline, batches[0])
-
-    few, many = (alone(count) for count in _LENGTHS)
-    longest = max(few.h2d, few.d2h)
-    room = model.config.n_positions - document - question
-    count = _fitted(_LENGTHS, (few.compute, many.compute), longest, min(room, 200))
-    index.width = _WIDTHS[1]
-    wide = alone(_LENGTHS[0])
-    index.width = _fitted(_WIDTHS, (few.prepare, wide.prepare), longest, vectors)
-    found: dict[str, Any] = {"document": document, "question": question, "answer": count, "search width": index.width}
-    for mode in ("serial_pinned", "producer"):
-        with Retrieval(store, batch, question, count, record=True, **options | {"mode": mode}) as retrieval:
-            found[mode] = runs_beside_ideal(retrieval.pipeline, batches, counts)
-    return found
-
-
-def _fitted(at: tuple[int, int], seconds: tuple[float, float], wanted: float, most: int) -> int:
-    """Where a straight line through two times reaches the time wanted; from the first to `most`."""
-    slope = (seconds[1] - seconds[0]) / (at[1] - at[0])
-    there = at[0] + (wanted - seconds[0]) / slope if slope > 0 else at[0]
-    return int(np.clip(round(there), at[0], most))
-
-
-Part = Callable[[Model, Weights, bool], Any]
+Part = Callable[[Model, Weights, Options], Any]
 
 
 def _named(name: str, seconds: Callable[..., Seconds], *extents: int) -> Part:
-    def part(model: Model, weights: Weights, compiled: bool) -> dict[str, Any]:
-        return {"what": name, "seconds": seconds(model, weights, *extents, compiled=compiled)}
+    def part(model: Model, weights: Weights, options: Options) -> dict[str, Any]:
+        return {"what": name, "seconds": seconds(model, weights, *extents, compiled=options.compiled)}
 
     return part
 
 
 PARTS: dict[str, Part] = {
+    "prefill": _named(f"{BATCH} x {LENGTH} tokens", prefill_seconds, BATCH, LENGTH),
+    **{
+        f"decode_{positions}": _named(
+            f"{BATCH} sequences, {positions} positions", decode_seconds, BATCH, positions, start
+        )
+        for positions, start in _CACHES
+    },
+    "launches": lambda model, *_: launch_seconds(model, BATCH, LENGTH),
+    "decode_attention": lambda model, *_: decode_attention_seconds(model, BATCH, *_CACHES[0]),
+    "batches": lambda model, _, options: workloads.batches_beside_ideal(
+        model, BATCH, LENGTH, _EVERY, pictures=options.pictures
+    ),
+    "retrieval": lambda model, _, options: workloads.retrieval_beside_ideal(
+        model, BATCH, _DOCUMENT, _QUESTION, pictures=options.pictures
+    ),
+    "logits_back": lambda model, *_: workloads.gains(model, 4, 1024, _IN_SHARES),
+    "torch_kernels": lambda _, weights, __: torch_kernel_seconds(weights, BATCH, LENGTH),
     "agreement": lambda model, weights, _: agreement(model, weights, 0),
-    "prefill": _named("8 x 1024 tokens", prefill_seconds, 8, 1024),
-    "decode_1024": _named("8 sequences, 1024 positions", decode_seconds, 8, 1024, 800),
-    "decode_256": _named("8 sequences, 256 positions", decode_seconds, 8, 256, 128),
-    "launches": lambda model, *_: launch_seconds(model, 8, 1024),
-    "batches": lambda model, *_: batches_beside_ideal(model, 8, 1024, 256),
-    "retrieval": lambda model, *_: retrieval_beside_ideal(model, 8, 768, 32),
 }
 
 
+def _prepare(config: Config, parts: Sequence[str], *, compiled: bool = True) -> None:
+    """Compile what the parts need in many processes at once, so that measuring does not wait for one kernel after the
+    other: this package's kernels into its cache, and those of torch.compile into PyTorch's."""
+    calls = []
+    if compiled and not compiler_missing():
+        if "prefill" in parts:
+            calls += [(BATCH, LENGTH, which) for which in ("last", "all")]
+        calls += [(BATCH, positions, "step") for positions, _ in _CACHES if f"decode_{positions}" in parts]
+    workers = max(1, (os.cpu_count() or 1) - len(calls))
+    with ProcessPoolExecutor(max(1, len(calls)), mp_context=get_context("spawn")) as pool:
+        warming = [pool.submit(warm_compiler, config, *call) for call in calls]
+        compile_all(config, _CONTEXTS, workers)
+        for warmed in warming:
+            warmed.result()
+
+
 def measure(
-    parts: Sequence[str] | None = None, *, config: Config | None = None, compiled: bool = True
+    parts: Sequence[str], options: Options | None = None, *, config: Config | None = None
 ) -> Iterator[tuple[str, Any]]:
     """What docs/gpt2.md shows, part by part by name, for a model with random weights (the 124M by default).
+
+    A part that fails does not keep the others from being measured: it gives {"failed": how}.
 
     Raises:
         LaunchError: there is no Hopper GPU.
@@ -327,9 +328,17 @@ def measure(
     refusal = gpu_refusal()
     if refusal:
         raise driver.LaunchError(f"{refusal}; these are measurements")
-    weights = random_weights(config or Config())
-    if compiled and compiler_missing():
+    import transformers  # noqa: F401
+
+    config, options = config or Config(), options or Options()
+    _prepare(config, parts, compiled=options.compiled)
+    weights = random_weights(config)
+    if options.compiled and compiler_missing():
         yield "no torch.compile", compiler_missing()
     model = Model(weights)
-    for name in parts or PARTS:
-        yield name, PARTS[name](model, weights, compiled)
+    for name in parts:
+        try:
+            found = PARTS[name](model, weights, options)
+        except Exception:
+            found = {"failed": traceback.format_exc()}
+        yield name, found

@@ -32,8 +32,8 @@ def _engines(nbytes: int, prepare: float = 0.0) -> Engines:
 
 @contextmanager
 def batches(model: Model, *, small: bool, mode: str) -> Iterator[tuple[Pipeline, Batches]]:
-    """8 prompts of 1024 tokens a batch, of which the logits of the last 256 positions come back."""
-    batch, length, every = (2, 12, 4) if small else (8, 1024, 256)
+    """8 prompts of 1024 tokens a batch, of which the logits of the last 224 positions come back."""
+    batch, length, every = (2, 12, 4) if small else (8, 1024, 224)
     options = {"model": _engines(batch * every * model.vocabulary * 2)} if small else {}
     rng = np.random.default_rng(4)
     prompts = [rng.integers(0, model.config.vocab_size, (batch, length)) for _ in range(_KINDS)]
@@ -77,7 +77,8 @@ class OfDocuments:
     def search(self, vectors: np.ndarray, count: int) -> Any:
         """As the index, with documents' numbers for keys."""
         self._index.expansion_search = self.width
-        self.keys = np.asarray(self._index.search(vectors, count).keys) % self._documents
+        # One thread: to start a thread for each vector takes longer than to search for it.
+        self.keys = np.asarray(self._index.search(vectors, count, threads=1).keys) % self._documents
         return self
 
 

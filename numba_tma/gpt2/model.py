@@ -26,6 +26,7 @@ import numpy as np
 from .. import driver
 from ..kernels.attention import bind_attention
 from ..kernels.gemm.matmul import matmul
+from ..launch import Kernel
 from ..overlap.gpu import GpuEngines
 from . import config as configuration
 from . import memory
@@ -334,14 +335,15 @@ class Session:
             wanted, every = normed, memory.reshaped(every, (rows, self.model.vocabulary))
         return [self._normalise(x, normed, rows), self._matmul(self.model.head, wanted, every)]
 
-    def decode_launches(self) -> list[Launch]:
-        """Launches of one step: the token chosen last into each sequence, and the next chosen."""
+    def decode_launches(self, attention: Kernel | None = None) -> list[Launch]:
+        """Launches of one step: the token chosen last into each sequence, and the next chosen. `attention` is
+        `make_decode`'s, by default with what suits an H200."""
         model, config, batch = self.model, self.model.config, self.batch
         heads, width = config.n_head, config.n_embd
         x, attended, hidden = (part(array, slice(0, batch)) for array in (self._x, self._attended, self._hidden))
         cache = memory.reshaped(self.cache, (*np.shape(self.cache)[:3], 3, heads, config.head_dim))
         o = memory.reshaped(attended, (batch, heads, config.head_dim))
-        attend = make_decode(config.head_dim)[(heads, batch), None, self.stream]
+        attend = (attention or make_decode(config.head_dim))[(heads, batch), None, self.stream]
         embed = make_embed(width, model.residual, True)[(1, batch), None, self.stream]
         launches: list[Launch] = [
             embed.bind(

@@ -6,12 +6,21 @@ than needed, scaled_dot_product_attention, a cache of fixed size, so that a deco
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .config import Config
-from .weights import Weights
+from .weights import Weights, random_weights
+
+
+def compiler_missing() -> str | None:
+    """Why torch.compile cannot work here, or None."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        return "torch.compile needs a C compiler, and there is none"
+    return None
 
 
 def transformers_model(weights: Weights, dtype: str = "float32", device: str = "cuda") -> Any:
@@ -127,3 +136,31 @@ class TorchGpt2:
         from torch.nn import functional
 
         return functional.linear(x, self.wte)
+
+
+def prefill_calls(peer: TorchGpt2, tokens: Any, compiled: bool) -> dict[str, Callable[[], Any]]:
+    """Prefills of `tokens` (batch, S): with the "last" logits of a sequence, and with "all" of them."""
+    import torch
+
+    call = torch.compile(peer.prefill, dynamic=False) if compiled else peer.prefill
+    return {"last": lambda: call(tokens, False), "all": lambda: call(tokens, True)}
+
+
+def step_call(peer: TorchGpt2, compiled: bool) -> Callable[[], Any]:
+    """A decoding step."""
+    import torch
+
+    return torch.compile(peer.step, dynamic=False) if compiled else peer.step
+
+
+def warm_compiler(config: Config, batch: int, positions: int, which: str) -> None:
+    """Have torch.compile's kernels of a prefill ("last", "all") or a "step" in its cache on disk. What it compiled for
+    one process it finds there in another, so this one may run beside whatever compiles something else."""
+    import torch
+
+    peer = TorchGpt2(random_weights(config), batch, positions)
+    tokens = torch.zeros((batch, positions), dtype=torch.long, device="cuda")
+    call = step_call(peer, True) if which == "step" else prefill_calls(peer, tokens, True)[which]
+    with torch.inference_mode():
+        call()
+    torch.cuda.synchronize()

@@ -56,7 +56,7 @@ class Weights:
 _PREFIX = "transformer."
 
 
-def _names(config: Config) -> dict[str, tuple[int, ...]]:
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a checkpoint's tensors. Weights of its "Conv1D" layers are (K, N)."""
     width, inner = config.n_embd, config.inner
     layer = {
@@ -85,7 +85,7 @@ def from_tensors(config: Config, tensors: Mapping[str, np.ndarray]) -> Weights:
         UnsupportedModel: a tensor is missing or has another shape than `config` says.
     """
     found: dict[str, np.ndarray] = {}
-    for name, shape in _names(config).items():
+    for name, shape in shapes(config).items():
         tensor = tensors.get(name, tensors.get(_PREFIX + name))
         if tensor is None:
             raise UnsupportedModel(f"the checkpoint has no tensor {name} (nor {_PREFIX}{name})")
@@ -119,7 +119,7 @@ def random_tensors(config: Config, rng: np.random.Generator) -> dict[str, np.nda
     Biases and gains, which begin at 0 and 1, are drawn too: a kernel that forgot one would not show otherwise.
     """
     tensors = {}
-    for name, shape in _names(config).items():
+    for name, shape in shapes(config).items():
         deviation = 0.02 / np.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else 0.02
         tensor = deviation * rng.standard_normal(shape, np.float32)
         if ".ln_" in name and name.endswith("weight") or name == "ln_f.weight":

@@ -59,7 +59,8 @@ class _Copies:
         samples = []
         for _ in range(_REPEATS):
             if other_busy and self.sizes[other]:
-                for _ in range(2 + -(-2 * _IN_A_ROW * self.sizes[way] // self.sizes[other])):
+                # So many as fill the time; of short ones no more than come with as many batches.
+                for _ in range(2 + min(2 * _IN_A_ROW, -(-2 * _IN_A_ROW * self.sizes[way] // self.sizes[other]))):
                     self.enqueue(other)
             self.enqueue(way)  # by its end the other direction is under way
             samples.append(elapsed(self.engines, self.streams[way], lambda: self.enqueue(way), _IN_A_ROW))

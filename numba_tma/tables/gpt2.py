@@ -13,8 +13,8 @@ RESULTS = "h200_gpt2.json"
 _PEERS = {
     "transformers": "transformers, eager",
     "torch": "PyTorch, eager",
-    "torch.compile": "torch.compile",
     "torch, CUDA graph": "PyTorch, eager, as a CUDA graph",
+    "torch.compile": "torch.compile",
     "torch.compile, CUDA graph": "torch.compile, as a CUDA graph",
     "ours": "this package",
 }
@@ -92,11 +92,13 @@ _KINDS = {  # parts of names of PyTorch's kernels, and of launches
 
 def _shares(results: Path) -> str:
     data = _load(results)
-    layers, ours = data["layers"], data["launches"]["prefill"]
+    layers, ours = data["launches"]["layers"], data["launches"]["prefill"]
     rows = []
     for kind, (kernels, launches) in _KINDS.items():
         torch = sum(
-            kernel["seconds"] for kernel in data["torch_prefill"] if any(word in kernel["name"] for word in kernels)
+            kernel["seconds"]
+            for kernel in data["torch_kernels"]["prefill"]
+            if any(word in kernel["name"] for word in kernels)
         )
         times = {name: 1 if name in ("embed", "head") else layers for name in ours}
         mine = sum(times[name] * took for name, took in ours.items() if name.startswith(launches))

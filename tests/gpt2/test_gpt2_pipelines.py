@@ -9,11 +9,11 @@ from numba_tma import use_backend
 from numba_tma.gpt2 import model as gpt2
 from numba_tma.gpt2 import reference
 from numba_tma.gpt2.batches import BatchInference
-from numba_tma.gpt2.benchmark import batches_beside_ideal, retrieval_beside_ideal
 from numba_tma.gpt2.config import Config
 from numba_tma.gpt2.model import PromptError, Session
 from numba_tma.gpt2.retrieval import Request, Retrieval, Store, make_index
 from numba_tma.gpt2.weights import random_weights
+from numba_tma.gpt2.workloads import batches_beside_ideal, gains, retrieval_beside_ideal
 from numba_tma.overlap import BatchError, Model
 
 CONFIG = Config(n_layer=1, n_head=2, n_embd=64, n_positions=48, vocab_size=211)
@@ -125,6 +125,8 @@ def test_what_is_measured_of_pipelines(model):
     runs = batches_beside_ideal(model, 2, 12, 4, (3,), **machine)
     assert set(runs) == {"serial_pageable", "serial_pinned", "three_streams", "producer"}
     assert runs["producer"][0]["share_of_ideal"] == pytest.approx(1)
+    (gain,) = gains(model, 2, 12, (4,), 3, **machine)
+    assert gain["three_streams"] < gain["serial_pinned"] and gain["bytes_out"] == 2 * 4 * model.vocabulary * 2
     pytest.importorskip("usearch")
     found = retrieval_beside_ideal(model, 2, 16, 6, documents=2, vectors=100, dimensions=8, counts=(3,), **machine)
     assert found["producer"][0]["share_of_ideal"] == pytest.approx(1)
