@@ -139,6 +139,55 @@ def _pipeline(name: str) -> Callable[[Path], str]:
     return table
 
 
+def _logits_back(results: Path) -> str:
+    rows = []
+    for row in _load(results)["logits_back"]:
+        alone = row["alone_seconds"]
+        gain = row["serial_pinned"] / row["three_streams"] - 1
+        share = row["bytes_out"] / 1e6
+        rows.append(
+            [
+                row["every"] or "the last alone",
+                f"{share:.3g} MB",
+                seconds(alone["compute"]),
+                seconds(alone["D2H"]),
+                seconds(row["serial_pinned"]),
+                seconds(row["three_streams"]),
+                f"{gain:.0%}",
+            ]
+        )
+    return markdown(rows, ["positions", "logits", "compute", "D2H", "serial", "three streams", "more throughput"])
+
+
+def claims(results: Path) -> list[list[str]]:
+    """Rows for the table of docs/claims.md."""
+    data = _load(results)
+    back = data["logits_back"]
+    gained = [f"{row['serial_pinned'] / row['three_streams'] - 1:.0%}" for row in back]
+    returned = ", ".join(str(row["every"] or "the last") for row in back)
+    serial, three = (
+        {run["batches"]: run["seconds"] for run in data["batches"][mode]} for mode in ("serial_pinned", "three_streams")
+    )
+    retrieval = max(data["retrieval"]["producer"], key=lambda run: run["batches"])
+    return [
+        [
+            "20",
+            f"GPT-2, batches of {back[0]['tokens']} tokens, logits of {returned} positions: gain",
+            ", ".join(gained),
+        ],
+        [
+            "21",
+            "GPT-2, 8 prompts of 1024 tokens a batch, three streams beside serial, 4 and 8 batches",
+            " and ".join(f"{serial[count] / three[count]:.2f} ×" for count in (4, 8)),
+        ],
+        [
+            "23",
+            f"retrieval with GPT-2, {retrieval['batches']} batches: time in which the GPU computes",
+            f"{retrieval['utilisation']['compute']:.0%}",
+        ],
+    ]
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "gpt2 prefill": _prefill,
     "gpt2 attention": _attention,
@@ -147,5 +196,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "gpt2 shares": _shares,
     "gpt2 agreement": _agreement,
     "gpt2 batches": _pipeline("batches"),
+    "gpt2 logits back": _logits_back,
     "gpt2 retrieval": _pipeline("retrieval"),
 }

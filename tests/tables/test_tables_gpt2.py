@@ -6,13 +6,14 @@ import json
 
 import pytest
 
-from numba_tma.tables.gpt2 import RESULTS, TABLES
+from numba_tma.tables.gpt2 import RESULTS, TABLES, claims
 
 RUN = {
     "batches": 8,
     "seconds": 0.0215,
     "share_of_ideal": 0.975,
     "busy_of_longest": {"prepare": 0.25, "H2D": 0.5, "compute": 1.0, "D2H": 0.75},
+    "utilisation": {"prepare": 0.25, "H2D": 0.5, "compute": 0.97, "D2H": 0.75},
 }
 DATA = {
     "prefill": {
@@ -25,17 +26,18 @@ DATA = {
     },
     "decode_1024": {"seconds": {"ours": 2e-4, "torch, CUDA graph": 5e-4}},
     "decode_256": {"seconds": {"ours": 1e-4}},
-    "launches": {"prefill": {"c_attn": 4.05e-5, "a layer": 2.5e-4}, "decode": {"c_attn": 3.21e-6}},
-    "layers": 12,
+    "launches": {"layers": 12, "prefill": {"c_attn": 4.05e-5, "a layer": 2.5e-4}, "decode": {"c_attn": 3.21e-6}},
     "decode_attention": [
         {"warps": 8, "ahead": 4, "prefetch": True, "alone_seconds": 8.22e-6, "layers_seconds": 3.02e-4},
         {"warps": 16, "ahead": 2, "prefetch": False, "alone_seconds": 8.81e-6, "layers_seconds": 2.81e-4},
     ],
-    "torch_prefill": [
-        {"name": "nvjet_sm90", "seconds": 1e-3},
-        {"name": "cutlass s1688gemm", "seconds": 1e-4},
-        {"name": "vectorized_elementwise", "seconds": 2.5e-4},
-    ],
+    "torch_kernels": {
+        "prefill": [
+            {"name": "nvjet_sm90", "seconds": 1e-3},
+            {"name": "cutlass s1688gemm", "seconds": 1e-4},
+            {"name": "vectorized_elementwise", "seconds": 2.5e-4},
+        ]
+    },
     "agreement": {
         "largest error of a logit": 0.03,
         "the same of transformers in bfloat16": 0.04,
@@ -43,8 +45,23 @@ DATA = {
         "tokens": 128,
         "tokens_wrong": 0,
     },
-    "batches": {"serial_pinned": [RUN | {"seconds": 0.043}], "producer": [RUN]},
-    "retrieval": {"serial_pinned": [RUN]},
+    "batches": {
+        "serial_pinned": [RUN | {"seconds": 0.043}, RUN | {"seconds": 0.03, "batches": 4}],
+        "three_streams": [RUN | {"batches": 4}, RUN],
+        "producer": [RUN],
+    },
+    "logits_back": [
+        {
+            "tokens": 4096,
+            "every": every,
+            "bytes_out": 2.5e7,
+            "alone_seconds": {"compute": 2e-3, "D2H": 5e-4},
+            "serial_pinned": 2.5e-3,
+            "three_streams": 2e-3,
+        }
+        for every in (0, 64)
+    ],
+    "retrieval": {"serial_pinned": [RUN], "producer": [RUN]},
 }
 
 
@@ -60,6 +77,7 @@ DATA = {
         ("gpt2 shares", ["residual sums, GELU, copies", "250 µs", "0 ns"]),
         ("gpt2 agreement", ["this package", "0.0300", "0.060"]),
         ("gpt2 batches", ["three streams and a producer thread", "8", "21.5 ms", "2.00×", "97.5%"]),
+        ("gpt2 logits back", ["the last alone", "25 MB", "2 ms", "500 µs", "2.5 ms", "2 ms", "25%"]),
         ("gpt2 retrieval", ["serial, pinned memory", "8", "21.5 ms", "1.00×", "97.5%", "25%", "50%", "100%", "75%"]),
     ],
 )
@@ -67,3 +85,12 @@ def test_tables(tmp_path, name, row):
     (tmp_path / RESULTS).write_text(json.dumps(DATA))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLES[name](tmp_path).splitlines()]
     assert any(found[: len(row)] == row for found in rows), rows
+
+
+def test_claims(tmp_path):
+    (tmp_path / RESULTS).write_text(json.dumps(DATA))
+    assert [(row[0], row[2]) for row in claims(tmp_path)] == [
+        ("20", "25%, 25%"),
+        ("21", "1.40 × and 2.00 ×"),
+        ("23", "97%"),
+    ]
