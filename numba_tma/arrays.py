@@ -153,6 +153,27 @@ class _HostView:
         }
 
 
+def share_memory(a: ArrayView, b: ArrayView) -> bool:
+    """Whether two arrays have a byte in common. Nothing is read: they may be a GPU's."""
+    if a.host != b.host or not a.size or not b.size:
+        return False
+    seen = [np.asarray(_HostView(None, view, view.dtype, view.shape, view.strides)) for view in (a, b)]
+    try:
+        return np.shares_memory(*seen, max_work=1 << 20)
+    except np.exceptions.TooHardError:
+        return np.may_share_memory(*seen)
+
+
+def overlaps_itself(view: ArrayView) -> bool:
+    """Whether elements of an array share memory, as a broadcast one's do; or lie within each other's strides."""
+    reach = view.dtype.itemsize
+    for stride, extent in sorted((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True) if n > 1):
+        if stride < reach:
+            return view.size > 0
+        reach += (extent - 1) * stride
+    return False
+
+
 class DeviceView:
     """An array in GPU memory seen with another shape, strides and dtype; it keeps the array alive."""
 

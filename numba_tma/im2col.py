@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from . import arrays
 from .shared import SWIZZLES, Tiles
-from .sim.descriptor import CORNER_LIMITS, MAX_PIXELS
+from .sim.descriptor import CORNER_LIMITS, MAX_PIXELS, OFFSET_LIMITS
 from .tensor_map import (
     FILL,
     L2_PROMOTION,
@@ -46,9 +46,31 @@ def corners(
         filter: extents of the filter in (depth, height,) width.
         padding: zeros on either side of the image in each of them.
         dilation: distance of the filter's taps; 1 by default.
+
+    Raises:
+        TensorMapError: not one to three integers each, taps or distances below 1, padding below 0, or a filter that
+            reaches further than a copy's offsets do: 65535 pixels in one dimension, 255 in two, 31 in three.
     """
-    dilation = dilation or (1,) * len(filter)
+    filter, padding = integers("im2col filter", filter), integers("im2col padding", padding)
+    dilation = (1,) * len(filter) if dilation is None else integers("im2col dilation", dilation)
+    if not 1 <= len(filter) <= 3 or not len(filter) == len(padding) == len(dilation):
+        raise TensorMapError(
+            "im2col filter",
+            f"filter {filter}, padding {padding}, dilation {dilation}; one to three numbers each, as many in all",
+        )
+    if min(filter) < 1 or min(dilation) < 1 or min(padding) < 0:
+        raise TensorMapError(
+            "im2col filter",
+            f"filter {filter}, padding {padding}, dilation {dilation}; a filter has 1 or more taps, 1 or more "
+            f"apart, and padding is 0 or more: an image is cropped by indexing it",
+        )
     reach = [(taps - 1) * step for taps, step in zip(filter, dilation, strict=True)]
+    if max(reach) > OFFSET_LIMITS[len(filter) + 2]:
+        raise TensorMapError(
+            "im2col offsets",
+            f"the last tap is {max(reach)} pixels from the first; the offsets of a copy end at "
+            f"{OFFSET_LIMITS[len(filter) + 2]} with {len(filter) + 2} dimensions: take a smaller filter or dilation",
+        )
     return tuple(-p for p in padding), tuple(p - r for p, r in zip(padding, reach, strict=True))
 
 
@@ -65,7 +87,8 @@ class Im2colMap(TensorMap):
         swizzle, l2_promotion, fill, dtype: as for `TensorMap`.
 
     The coordinates of a copy are those of its first pixel, lower corner + output position · stride, and the offsets the
-    tap's position · dilation.
+    tap's position · dilation. Machine code keeps 16 bits of an offset with one spatial dimension, 8 of each with two
+    and 5 with three, and drops the others without a word.
 
     Raises:
         TensorMapError: a rule is broken; `.rule` tells which.

@@ -196,6 +196,37 @@ def test_corners_of_a_convolution():
     assert corners((3, 5), (0, 2), (2, 1)) == ((0, -2), (-4, -2))
 
 
+@pytest.mark.parametrize(
+    ("rule", "message", "arguments"),
+    [
+        ("im2col filter", "one to three numbers each", ((3, 3), (1,))),
+        ("im2col filter", "one to three numbers each", ((3, 3), (1, 1), (1,))),
+        ("im2col filter", "one to three numbers each", ((), ())),
+        ("im2col filter", r"filter \(0, 3\)", ((0, 3), (1, 1))),
+        ("im2col filter", r"padding \(1, -1\).*an image is cropped by indexing it", ((3, 3), (1, -1))),
+        ("im2col filter", r"dilation \(0, 1\)", ((3, 3), (1, 1), (0, 1))),
+        ("im2col filter", "3 is not a sequence of integers", (3, 1)),
+        ("im2col padding", r"\(0.5, 1\) is not a sequence", ((3, 3), (0.5, 1))),
+        ("im2col offsets", "256 pixels from the first; .* end at 255 with 4", ((2, 1), (128, 0), (256, 1))),
+        ("im2col offsets", "32 pixels from the first; .* end at 31 with 5", ((1, 2, 1), (0, 16, 0), (1, 32, 1))),
+    ],
+)
+def test_corners_of_no_convolution(rule, message, arguments):
+    with pytest.raises(TensorMapError, match=message) as raised:
+        corners(*arguments)
+    assert raised.value.rule == rule
+
+
+def test_an_offset_has_as_many_bits_as_machine_code_keeps(in_simulator):
+    smem, gathered = gather(8, 16, "none", 2)
+    x_map = Im2colMap(IMAGES, smem.tile, lower=(-128, 0), upper=(-128, 0))
+    out, begin = np.ones((8, 16), np.float32), np.array([0, 0, -128, 0], np.int32)
+    gathered[1](x_map, out, begin, np.array([0, 255], np.uint32))
+    assert not out.any()
+    with pytest.raises(SimError, match="offset of 256 in dimension 2; with 4 dimensions machine code keeps 0 to 255"):
+        gathered[1](x_map, out, begin, np.array([0, 256], np.uint32))
+
+
 def test_a_map_is_for_copies_of_its_mode(in_simulator):
     smem, gathered = gather(8, 16, "none", 2)
     out, four, two = np.zeros((8, 16), np.float32), np.zeros(4, np.int32), np.zeros(2, np.uint32)

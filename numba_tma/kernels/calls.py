@@ -7,6 +7,7 @@ Functions that are called again and again with arrays like those before keep wha
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,47 @@ def viewed(caller: str, **given: Any) -> dict[str, ArrayView]:
             raise TypeError(f"{caller}: {name} is a {type(array).__name__}; an array is expected")
         views[name] = found
     return views
+
+
+MAX_EXTENT = (1 << 31) - 1 - 256
+
+
+def check_extents(caller: str, views: Mapping[str, ArrayView]) -> None:
+    """See that coordinates, which are signed numbers of 32 bits, reach all of the arrays and a last tile beyond them.
+
+    Raises:
+        ValueError: one has an extent above `MAX_EXTENT`; the message names it and `caller`.
+    """
+    for name, view in views.items():
+        if max(view.shape, default=0) > MAX_EXTENT:
+            raise ValueError(
+                f"{caller}: {name} has the shape {view.shape}; an extent above {MAX_EXTENT:,}, where coordinates end: "
+                f"take it in parts"
+            )
+
+
+def check_written(caller: str, views: Mapping[str, ArrayView], *written: str) -> None:
+    """See that the arrays that are to be written can be, each element by itself, while the others are read.
+
+    Raises:
+        ValueError: one is read-only, or its elements share memory, with each other or with another array's; the message
+            names it and `caller`.
+    """
+    for name in written:
+        view = views[name]
+        if view.readonly:
+            raise ValueError(f"{caller}: {name} is read-only, and is to be written: give another array, or a copy")
+        if arrays.overlaps_itself(view):
+            raise ValueError(
+                f"{caller}: elements of {name}, of shape {view.shape} and strides {view.strides} B, share memory, and "
+                f"all of them are to be written: give an array with a place for each"
+            )
+        for other, read in views.items():
+            if other != name and arrays.share_memory(view, read):
+                raise ValueError(
+                    f"{caller}: {name} at {view.pointer:#x} and {other} at {read.pointer:#x} share memory; it would be "
+                    f"written before it is read: give {name} memory of its own"
+                )
 
 
 def seen(array: Any, shape: tuple[int, ...] | None = None, strides: tuple[int, ...] | None = None) -> Any:

@@ -24,6 +24,7 @@ from ..launch import Kernel, backend, kernel
 from ..pipeline import mbarrier_wait, ring
 from ..shared import Barriers, Buffer, Shared, Tiles
 from ..tensor_map import TensorMap
+from .calls import check_extents, check_written
 from .problem import Case, Problem, Variant, check_options
 
 
@@ -282,14 +283,16 @@ def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> 
 
     Args:
         source, target: matrices (rows, columns) of one shape and dtype, on one device. All variants but `tensor`
-            need them row-major contiguous; `tensor` takes padded rows, which must start on multiples of 16 bytes.
+            need them row-major contiguous; `tensor` takes padded rows, which must start on multiples of 16 bytes and
+            be whole multiples of 16 bytes long, since the copy engine writes no less.
         variant: plain, vector, cp_async, bulk or tensor.
         options: tuning parameters of the variant, and `stream`.
 
     Raises:
         KeyError: no such variant.
         TypeError: not an array, or an option that the variant has not.
-        ValueError: shapes, dtypes or layouts differ or do not fit the variant, or an option's value does not.
+        ValueError: shapes, dtypes or layouts differ or do not fit the variant, an option's value does not, source and
+            target share memory, or one of them has an extent of 2^31 or more (`tensor` alone).
     """
     a, b = view(source), view(target)
     if a is None or b is None:
@@ -298,6 +301,8 @@ def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> 
         raise ValueError(
             f"source {a.dtype} {a.shape} and target {b.dtype} {b.shape}: two matrices of one shape and dtype expected"
         )
+    chosen, views = PROBLEM.variant(variant), {"source": a, "target": b}
+    check_written(f"copy.{variant}", views, "target")
     if variant != "tensor" and (a.layout != "C" or b.layout != "C"):
         raise ValueError(f"copy.{variant} needs row-major contiguous arrays; variant='tensor' takes padded rows")
     if variant != "plain" and (a.pointer % 16 or b.pointer % 16):
@@ -305,8 +310,14 @@ def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> 
             f"copy.{variant} needs addresses on multiples of 16 B, got {a.pointer:#x} and {b.pointer:#x}; "
             f"variant='plain' takes any"
         )
-    chosen = PROBLEM.variant(variant)
     check_options("copy", chosen, options, OPTIONS[variant])
+    if variant == "tensor":
+        check_extents("copy.tensor", views)
+        if b.shape[1] * b.dtype.itemsize % 16 and b.size:
+            raise ValueError(
+                f"copy.tensor: the target's rows of {b.shape[1]} × {b.dtype} end within 16 B, and the copy engine "
+                f"would write on to the next multiple; contiguous matrices of any length are for the other variants"
+            )
     if a.size:
         chosen.bind({"source": source, "target": target}, **options)()
 

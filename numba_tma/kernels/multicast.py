@@ -31,7 +31,8 @@ from ..pitch import pitched
 from ..shared import Barriers, Shared, Tiles
 from ..tensor_map import TensorMap
 from ..unroll import unroll
-from .problem import Case, Problem, Variant
+from .calls import check_extents, check_written, viewed
+from .problem import Case, Problem, Variant, check_options
 
 VECTOR = 4  # float32 in 16 bytes: the columns of one thread
 COLUMNS = 256  # of a strip, the widest box
@@ -237,6 +238,46 @@ def _check(rows: int, cluster: int) -> None:
         raise ValueError(f"rows {rows}: a tile has a multiple of {VECTOR} rows, at most 256")
     if rows % cluster:
         raise ValueError(f"rows {rows} do not divide among the {cluster} blocks of a cluster")
+
+
+OPTIONS = {"plain": (), "tma": ("rows", "stages"), "multicast": ("rows", "stages", "cluster")}
+
+
+def weighted_sums(x: Any, w: Any, y: Any, *, variant: str = "multicast", **options: Any) -> None:
+    """y[b, c] = sum over r of w[b, r] · x[r, c].
+
+    Args:
+        x: float32 (R, C). All variants but `plain` need contiguous rows of x and w that start on multiples of 16 bytes
+            (`numba_tma.pitched` makes such).
+        w: float32 (B, R).
+        y: float32 (B, C), written.
+        variant: plain, tma or multicast.
+        options: `rows` of a tile, `stages` of the ring, blocks of a `cluster`, and `stream`.
+
+    Raises:
+        KeyError: no such variant.
+        TypeError: not an array, or an option that the variant has not.
+        ValueError: shapes, element types or layouts do not fit, an extent is 2^31 or more, nothing to sum, y shares
+            memory with x or w, or an option's value does not fit; the message says what would.
+    """
+    views = viewed("weighted_sums", x=x, w=w, y=y)
+    for name, array in views.items():
+        if array.dtype != np.float32 or len(array.shape) != 2:
+            raise ValueError(f"weighted_sums: {name} is {array.dtype} {array.shape}; a float32 matrix expected")
+    (rows, columns), vectors = views["x"].shape, views["w"].shape[0]
+    if views["w"].shape[1] != rows or views["y"].shape != (vectors, columns):
+        raise ValueError(
+            f"weighted_sums: w is {views['w'].shape} and y {views['y'].shape}; for x of {views['x'].shape} "
+            f"(any, {rows}) and (the same, {columns}) expected"
+        )
+    if not rows:
+        raise ValueError("weighted_sums: x has no rows, so there is nothing to sum")
+    check_extents("weighted_sums", views)
+    check_written("weighted_sums", views, "y")
+    chosen = PROBLEM.variant(variant)
+    check_options("weighted_sums", chosen, options, OPTIONS[variant])
+    if views["y"].size:
+        chosen.bind({"x": x, "w": w, "y": y}, **options)()
 
 
 def _inputs(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:

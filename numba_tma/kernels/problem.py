@@ -81,14 +81,28 @@ class Problem:
         raise KeyError(f"{self.name} has no variant {name!r}; it has {', '.join(v.name for v in self.variants)}")
 
 
+_NO_COUNTS = ("stream", "l2_promotion", "configuration")
+_FROM_ZERO = ("lag",)
+
+
 def check_options(problem: str, variant: Variant, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """See that a variant has the options that it is called with; all of them have `stream`.
+    """See that a variant has the options that it is called with, and that those that count things are counts.
+
+    All variants have `stream`; None stands for a default, and a bool for itself.
 
     Raises:
         TypeError: it lacks one; the message lists those that there are.
+        ValueError: no positive integer, or a tile that is no two of them.
     """
-    for name in options:
+    for name, value in options.items():
         if name != "stream" and name not in known:
             raise TypeError(
                 f"{problem}: variant {variant.name!r} has no option {name!r}; it has {', '.join((*known, 'stream'))}"
             )
+        if name in _NO_COUNTS or value is None or isinstance(value, (bool, np.bool_)):
+            continue
+        least, counts = int(name not in _FROM_ZERO), value if isinstance(value, tuple) else (value,)
+        right = all(isinstance(count, (int, np.integer)) and count >= least for count in counts)
+        if not right or (name == "tile" and len(counts) != 2):
+            expected = "a tuple of two positive integers" if name == "tile" else f"an integer of {least} or more"
+            raise ValueError(f"{problem}: {name} {value!r} of variant {variant.name!r}: {expected} expected")

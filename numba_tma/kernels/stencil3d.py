@@ -41,6 +41,7 @@ from ..pitch import pitched
 from ..shared import Barriers, Buffer, Shared, Tiles
 from ..tensor_map import TensorMap
 from ..unroll import unroll
+from .calls import check_extents, check_written
 from .copy import blocks_for
 from .problem import Case, Problem, Variant, check_options
 
@@ -413,6 +414,8 @@ def _bind_plain(
     threads: tuple[int, int] = (32, 8),
     stream: object = None,
 ) -> Callable[[], Any]:
+    if not isinstance(threads, tuple) or len(threads) != 2:
+        raise ValueError(f"threads {threads!r}: a tuple of two expected, along x and y")
     grid = _grid(view(arrays["source"]).shape, threads[::-1], 1)
     outside = np.float32(_fill(fill))
     return make_plain(points, threads)[grid, None, stream].bind(
@@ -492,7 +495,7 @@ def stencil3d(
     Raises:
         KeyError: no such variant.
         TypeError: not an array, or an option that the variant has not.
-        ValueError: shapes, element types or layouts do not fit, or an option's value does not.
+        ValueError: shapes, element types or layouts do not fit, an option's value does not, or the grids share memory.
     """
     a, b = view(source), view(out)
     if a is None or b is None:
@@ -501,20 +504,18 @@ def stencil3d(
         raise ValueError(
             f"source {a.dtype} {a.shape} and out {b.dtype} {b.shape}: two float32 grids (z, y, x) of one shape expected"
         )
-    if a.pointer == b.pointer and a.size:
-        raise ValueError("source and out are the same grid: neighbours would be overwritten before they are read")
-    if max(a.shape) > MAX_EXTENT:
-        raise ValueError(f"{a.shape}: an extent above {MAX_EXTENT}, where coordinates end")
+    views = {"source": a, "out": b}
+    check_extents("stencil3d", views)
+    check_written("stencil3d", views, "out")
+    _weights(points)
+    _fill(fill)
     chosen = PROBLEM.variant(variant)
     check_options("stencil3d", chosen, options, OPTIONS[variant])
-    for name, array in (("source", a), ("out", b)):
+    for name, array in views.items():
         if variant in _BY_VECTORS and a.size:
             _check_layout(variant, name, array)
     if a.size:
         chosen.bind({"source": source, "out": out}, points=points, fill=fill, **options)()
-
-
-MAX_EXTENT = (1 << 31) - 1 - 256  # coordinates are signed; the last tile may reach beyond the grid
 
 
 def _check_layout(variant: str, name: str, array: ArrayView) -> None:

@@ -35,6 +35,7 @@ from ..pitch import pitched
 from ..shared import Barriers, Shared, Tiles
 from ..tensor_map import TensorMap
 from ..unroll import unroll
+from .calls import check_extents, check_written
 from .copy import blocks_for
 from .problem import Case, Problem, Variant, check_options
 
@@ -461,6 +462,8 @@ def _bind_by_columns(swizzle: str) -> Callable[..., Callable[[], Any]]:
         source, target = (_as_bits(arrays[name]) for name in NAMES)
         described = view(source)
         width = SPAN // described.dtype.itemsize
+        if width * width % threads:
+            raise ValueError(f"threads {threads}: the {width * width} elements of a tile do not divide among them")
         down, tiles = _tiles(described.shape, width, width)
         source_map = TensorMap(source, (width, width), swizzle=swizzle, store=False)
         made = make_by_columns(described.dtype.itemsize, swizzle, threads)
@@ -566,7 +569,8 @@ def transpose(source: Any, target: Any, *, variant: str | None = None, **options
     Raises:
         KeyError: no such variant.
         TypeError: not an array, elements of another size, or an option that the variant has not.
-        ValueError: shapes or element types differ, an extent of 2^31 or more, or the layout does not fit the variant.
+        ValueError: shapes or element types differ, an extent of 2^31 or more, the layout does not fit the variant, or
+            source and target share memory.
     """
     a, b = view(source), view(target)
     if a is None or b is None:
@@ -578,8 +582,9 @@ def transpose(source: Any, target: Any, *, variant: str | None = None, **options
         )
     if a.dtype.itemsize not in BITS:
         raise TypeError(f"transpose of {a.dtype}: elements of {a.dtype.itemsize} bytes; 1, 2 and 4 are supported")
-    if max(a.shape) > MAX_EXTENT:
-        raise ValueError(f"{a.shape}: an extent above {MAX_EXTENT}, where coordinates end; transpose it in parts")
+    views = {"source": a, "target": b}
+    check_extents("transpose", views)
+    check_written("transpose", views, "target")
     name = variant or next(name for name in ("store", "vector", "padded") if _unfit(name, a, b) is None)
     chosen = PROBLEM.variant(name)
     check_options("transpose", chosen, options, OPTIONS[name])
@@ -588,9 +593,6 @@ def transpose(source: Any, target: Any, *, variant: str | None = None, **options
         raise ValueError(f"transpose.{name}: {unfit}")
     if a.size:
         chosen.bind({"source": source, "target": target}, **options)()
-
-
-MAX_EXTENT = (1 << 31) - 1 - 256  # coordinates are signed; the last tile may reach beyond the matrix
 
 
 def _unfit(name: str, source: ArrayView, target: ArrayView) -> str | None:
@@ -604,6 +606,12 @@ def _unfit(name: str, source: ArrayView, target: ArrayView) -> str | None:
             return (
                 f"the {which} has strides {array.strides} B at address {array.pointer:#x}; rows must be contiguous and "
                 f"start on multiples of 16 B: copy it with numba_tma.pitched_copy, or take variant='padded'"
+            )
+        by_map = which == "source" or name == "store"
+        if by_map and array.shape[0] > 1 and array.strides[0] < array.shape[1] * array.dtype.itemsize:
+            return (
+                f"the {which}'s rows of {array.shape[1]} × {array.dtype} lie {array.strides[0]} B apart: they run "
+                f"backwards or share memory, and a tensor map's cannot; copy it, or take variant='padded'"
             )
     if name == "store" and target.shape[1] * target.dtype.itemsize % CHUNK:
         return (

@@ -45,6 +45,8 @@ MAX_RANK = 5
 MAX_PIXELS = 1024  # of one im2col copy
 # Smallest and largest number in a corner of an im2col map's bounding box, by rank.
 CORNER_LIMITS = {3: (-(1 << 15), (1 << 15) - 1), 4: (-(1 << 7), (1 << 7) - 1), 5: (-(1 << 4), (1 << 4) - 1)}
+# Offsets of an im2col copy, by rank: machine code keeps those of all dimensions in one word of 16 bits.
+OFFSET_LIMITS = {3: (1 << 16) - 1, 4: (1 << 8) - 1, 5: (1 << 5) - 1}
 _MODE = 111  # offset of the mode
 _TAG = b"NUMBATMA"
 _VERSION = 1

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .descriptor import DataType, Descriptor, Swizzle
+from .descriptor import OFFSET_LIMITS, DataType, Descriptor, Swizzle
 from .errors import OutOfBounds
 from .tensor import Geometry, Window, clip
 
@@ -58,7 +58,7 @@ def walk(desc: Descriptor, coords: tuple[int, ...], offsets: tuple[int, ...]) ->
     """The runs of the walk that begins at `coords`, moved by `offsets`.
 
     Raises:
-        OutOfBounds: it begins outside the bounding box.
+        OutOfBounds: it begins outside the bounding box, or an offset is more than an instruction holds.
     """
     spatial = range(1, desc.rank - 1)
     low = {d: desc.lower[d - 1] for d in spatial}
@@ -68,6 +68,11 @@ def walk(desc: Descriptor, coords: tuple[int, ...], offsets: tuple[int, ...]) ->
             raise OutOfBounds(
                 f"an im2col copy begins at {coords[d]} in dimension {d}, outside the bounding box, {low[d]} to "
                 f"{high[d]}; begin at lower corner + output position · stride, and give the tap as an offset"
+            )
+        if offsets[d - 1] > OFFSET_LIMITS[desc.rank]:
+            raise OutOfBounds(
+                f"an im2col copy's offset of {offsets[d - 1]} in dimension {d}; with {desc.rank} dimensions "
+                f"machine code keeps 0 to {OFFSET_LIMITS[desc.rank]}"
             )
     size = DataType(desc.dtype).nbytes
     channels, pixels = desc.box

@@ -37,11 +37,16 @@ def test_channels_in_several_tiles(variant, options, rng, in_simulator):
 @pytest.mark.parametrize("variant", [variant.name for variant in paged.PROBLEM.variants])
 def test_pages_that_are_not_there(variant, rng, in_simulator):
     cache = rng.standard_normal((4, 3, 2, 8)).astype(np.float16)
-    table = np.array([[3, -1], [-1, -1], [0, 3]], np.int32)
-    out = np.full((3, 2, 6, 8), np.nan, np.float16)
+    table = np.array([[3, -1], [-1, 4], [0, 3], [(1 << 31) - 1, -(1 << 31)]], np.int32)
+    out = np.full((4, 2, 6, 8), np.nan, np.float16)
     paged.paged(cache, table, out, variant=variant)
     np.testing.assert_array_equal(out, paged.reference(cache, table))
-    assert not out[1].any()
+    assert out[0].any() and not out[1].any() and not out[3].any()
+
+
+def test_a_convolution_of_lists_is_one_of_tuples():
+    assert Convolution([1, 3], [0, 1]) == Convolution((1, 3), (0, 1))
+    assert hash(Convolution([1, 3])) == hash(Convolution((1, 3)))
 
 
 def test_nothing_to_gather(in_simulator):
@@ -52,6 +57,8 @@ def test_nothing_to_gather(in_simulator):
 def test_wrong_arguments_are_named(in_simulator):
     x, out = np.zeros((1, 4, 4, 8), np.float32), np.zeros((16, 72), np.float32)
     cache, table = np.zeros((2, 4, 2, 8), np.float16), np.zeros((1, 3), np.int32)
+    pages, wide_pages = np.zeros((1, 2, 12, 8), np.float16), np.zeros((1, 2, 12, 16), np.float16)
+    wide, wide_out = np.zeros((2, 4, 2, 16), np.float16), np.zeros((16, 144), np.float32)
     for call, error, message in (
         (lambda: patches.patches(x[0], out), ValueError, r"\(images, height, width, channels\) expected"),
         (lambda: patches.patches(x, out[:, :8]), ValueError, r"float32 \(16, 72\) expected"),
@@ -69,6 +76,18 @@ def test_wrong_arguments_are_named(in_simulator):
         (lambda: paged.paged(cache, table[0], cache), ValueError, "table is int32"),
         (lambda: paged.paged(cache, table, cache), ValueError, r"float16 \(1, 2, 12, 8\) expected"),
         (lambda: paged.paged(cache, [0], cache), TypeError, "table is a list"),
+        (lambda: paged.paged(wide[..., ::2], table, pages, variant="vector"), ValueError, "contiguous rows"),
+        (lambda: paged.paged(cache, table, wide_pages[..., ::2], variant="vector"), ValueError, "contiguous rows"),
+        (lambda: paged.paged(cache, table, pages, heads=33), ValueError, "heads 33: 1 to 32"),
+        (lambda: patches.patches(x, wide_out[:, ::2]), ValueError, r"out has strides \(576, 8\) B; .* contiguous rows"),
+        (lambda: patches.patches(x, wide_out[:, ::2], variant="window"), ValueError, "or take variant 'plain'"),
+        (lambda: patches.patches(x, out, variant="window", tile=8), ValueError, "tile 8 of variant 'window': a tuple"),
+        (lambda: Convolution(filter=(0, 3)), ValueError, r"filter \(0, 3\); two integers of 1 or more"),
+        (lambda: Convolution(stride=(1, 0)), ValueError, r"stride \(1, 0\)"),
+        (lambda: Convolution(dilation=(-1, 1)), ValueError, r"dilation \(-1, 1\)"),
+        (lambda: Convolution(padding=(0, -1)), ValueError, r"padding \(0, -1\); two integers of 0 or more"),
+        (lambda: Convolution(filter=3), ValueError, "filter 3; two integers"),
+        (lambda: Convolution(padding=(1, 1.5)), ValueError, "padding"),
     ):
         with pytest.raises(error, match=message):
             call()

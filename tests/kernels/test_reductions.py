@@ -14,6 +14,11 @@ def names(problem):
     return [variant.name for variant in problem.PROBLEM.variants]
 
 
+def seen_as(array, shape):
+    """As if it had so many rows, all of them in one place."""
+    return np.lib.stride_tricks.as_strided(array, shape, (0, *array.strides[1:]))
+
+
 @pytest.mark.parametrize("variant", names(scatter_add))
 def test_scatter_adds_to_what_is_there_and_drops_what_is_outside(variant, rng, in_simulator):
     x = rng.standard_normal((50, 36), np.float32)
@@ -54,6 +59,10 @@ def test_histograms_of_one_value_and_of_none(variant, in_simulator):
     assert (out[0, 7], out[0, 9]) == (5003, 10)
     histogram.histogram(np.zeros(0, np.uint8), out, variant=variant)
     assert not out.any()
+    if variant != "bulk":  # the copy engine adds to what is contiguous
+        wide = np.full((1, 512), 5, np.uint32)
+        histogram.histogram(np.full(5003, 7, np.uint8), wide[:, ::2], variant=variant)
+        assert wide[0, 14] == 5003 and (wide[0, 1::2] == 5).all()
 
 
 @pytest.mark.parametrize("variant", names(column_sums))
@@ -76,7 +85,8 @@ def test_column_sums_of_columns_that_are_no_vectors(rng, in_simulator):
 
 def test_wrong_arguments_are_named(in_simulator):
     x, index, out = np.zeros((4, 8), np.float32), np.zeros(4, np.int32), np.zeros((2, 8), np.float32)
-    counts = np.zeros((1, 256), np.uint32)
+    counts, row, few = np.zeros((1, 256), np.uint32), np.zeros((1, 8), np.float32), np.zeros(64, np.uint8)
+    wide, many = np.zeros((1, 512), np.uint32), seen_as(x, (1 << 31, 8))
     for call, error, message in (
         (lambda: scatter_add.scatter_add(x, index.astype(np.int64), out), ValueError, r"int32 \(4,\) expected"),
         (lambda: scatter_add.scatter_add(x, index, out[:, :4]), ValueError, r"of shape \(any, 8\) expected"),
@@ -99,7 +109,26 @@ def test_wrong_arguments_are_named(in_simulator):
         ),
         (lambda: histogram.histogram(np.zeros(64, np.uint8), counts, stages=2, variant="plain"), TypeError, "stages"),
         (lambda: column_sums.column_sums(x, out), ValueError, r"float32 \(1, 8\) expected"),
-        (lambda: column_sums.column_sums([1], out), TypeError, "of a list"),
+        (lambda: column_sums.column_sums([1], out), TypeError, "column_sums: x is a list"),
+        (lambda: column_sums.column_sums(x, row, variant="engine", lag=8), ValueError, "lag 8 of 8 stages: .* 0 to 7"),
+        (lambda: column_sums.column_sums(x, row, variant="engine", columns=6), ValueError, "columns 6: .* multiples"),
+        (lambda: column_sums.column_sums(x, row, strip=0), ValueError, "strip 0 of variant 'bulk'"),
+        (lambda: histogram.histogram(counts[0].view(np.uint8), counts, threads=8), ValueError, "share memory"),
+        (lambda: histogram.histogram(few, counts, threads=8), ValueError, "threads 8: whole warps"),
+        (lambda: histogram.histogram(few, wide[:, ::2]), ValueError, "out's counts lie 8 B apart"),
+        (lambda: scatter_add.scatter_add(x, index, out, rows=33), ValueError, "rows 33: 1 to 32 expected"),
+        (lambda: scatter_add.scatter_add(x, index, out, variant="tensor", rows=64), ValueError, "rows 64: 1 to 32"),
+        (
+            lambda: scatter_add.scatter_add(x, index, out, part_bytes=24),
+            ValueError,
+            "part_bytes 24: .* multiples of 16",
+        ),
+        (
+            lambda: scatter_add.scatter_add(many, seen_as(index, (1 << 31,)), out),
+            ValueError,
+            r"x has the shape \(2147483",
+        ),
+        (lambda: column_sums.column_sums(many, row), ValueError, r"above 2,147,483,391, where coordinates end"),
     ):
         with pytest.raises(error, match=message):
             call()

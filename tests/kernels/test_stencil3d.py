@@ -109,7 +109,11 @@ def test_errors_name_the_rule_and_the_way_out(in_simulator):
         ((a, b[:3]), {}, ValueError, "two float32 grids"),
         ((a.astype(np.float64), b), {}, ValueError, "float64"),
         ((a, [1]), {}, TypeError, "stencil3d of a ndarray to a list"),
-        ((a, a), {}, ValueError, "the same grid"),
+        ((a, a), {}, ValueError, "out at 0x.* and source at 0x.* share memory"),
+        ((a, b), {"points": [7]}, ValueError, r"points \[7\]: 7 or 27"),
+        ((a, b), {"variant": "plain", "threads": 32}, ValueError, "threads 32: a tuple of two"),
+        ((a, b), {"tile": (16,)}, ValueError, r"tile \(16,\) of variant 'ring': a tuple of two positive integers"),
+        ((a, b), {"depth": 0}, ValueError, "depth 0 of variant 'ring': an integer of 1 or more"),
         ((a, b), {"points": 9}, ValueError, "points 9: 7 or 27"),
         ((a, b), {"fill": "one"}, ValueError, "fill 'one'"),
         ((a, b), {"variant": "fast"}, KeyError, "has no variant 'fast'"),
@@ -145,6 +149,26 @@ def test_what_lands_is_the_same_in_a_cluster(seed):
         landed[cluster] = record.bytes_moved["tma_load"]
     weights = 8 * 64 * 4 * (512 // 256)
     assert landed == dict.fromkeys((1, 8), 8 * 64 * 512 * 4 + weights)
+
+
+@pytest.mark.parametrize("variant", [variant.name for variant in multicast.PROBLEM.variants])
+def test_weighted_sums(variant, rng, in_simulator):
+    x, w = (pitched_copy(rng.standard_normal(shape, np.float32)) for shape in ((37, 13), (5, 37)))
+    wide = np.full((5, 26), 7, np.float32)
+    multicast.weighted_sums(x, w, wide[:, ::2], variant=variant)
+    np.testing.assert_allclose(wide[:, ::2], w.astype(np.float64) @ x, rtol=0, atol=1e-4)
+    assert (wide[:, 1::2] == 7).all()
+    multicast.weighted_sums(x[:, :0], w, wide[:, :0], variant=variant)
+    for given, options, error, message in (
+        ((x, w[:, :36], wide[:, :13]), {}, ValueError, r"w is \(5, 36\) and y \(5, 13\); for x of \(37, 13\)"),
+        ((x, w, wide[:4, :13]), {}, ValueError, r"y \(4, 13\)"),
+        ((x.astype(np.float64), w, wide[:, :13]), {}, ValueError, "x is float64"),
+        ((x[:0], w[:, :0], wide[:, :13]), {}, ValueError, "nothing to sum"),
+        ((x, [w], wide[:, :13]), {}, TypeError, "w is a list"),
+        ((x, w, wide[:, :13]), {"cluster": 0}, (TypeError, ValueError), "cluster"),
+    ):
+        with pytest.raises(error, match=message):
+            multicast.weighted_sums(*given, variant=variant, **options)
 
 
 def test_multicast_names_wrong_options():

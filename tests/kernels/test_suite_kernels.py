@@ -639,6 +639,12 @@ def test_copy_function_checks_its_arguments():
         copy.copy(a, a[:4])
     with pytest.raises(ValueError, match="row-major contiguous"):
         copy.copy(a.T, a.T)
+    wide = np.zeros((8, 64), np.float32)
+    with pytest.raises(ValueError, match="rows of 13 × float32 end within 16 B"):
+        copy.copy(a[:, :13], wide[:, :13], variant="tensor")
+    long, other = (np.lib.stride_tricks.as_strided(array, (1, 1 << 31), (0, 4)) for array in (a, wide))
+    with pytest.raises(ValueError, match=r"copy.tensor: source has the shape \(1, 2147483648\); an extent above"):
+        copy.copy(long, other, variant="tensor")
 
 
 def test_kv_stream_function_names_wrong_options():
@@ -668,6 +674,9 @@ def test_copy_function_names_wrong_options(in_simulator):
         ({"variant": "tensor", "threads": 32}, TypeError, "'tensor' has no option 'threads'"),
         ({"stages": 4, "lag": 4}, ValueError, "lag 4 of 4 stages: it must be 0 to 3"),
         ({"stage_bytes": 100}, ValueError, "stage_bytes 100: the copy engine moves multiples of 16"),
+        ({"variant": "vector", "unroll": -1}, ValueError, "unroll -1 of variant 'vector': an integer of 1 or more"),
+        ({"lag": -1}, ValueError, "lag -1 of variant 'bulk': an integer of 0 or more"),
+        ({"stages": "a"}, ValueError, "stages 'a' of variant 'bulk'"),
     ):
         with pytest.raises(error, match=message):
             copy.copy(a, a.copy(), **options)

@@ -66,6 +66,10 @@ def test_the_default_takes_any_layout(dtype, shape, rng, in_simulator):
     target[...] = 0
     transpose.transpose(wide[::-1, ::3], target)  # no TMA variant could
     np.testing.assert_array_equal(bits(target), bits(source[::-1].T))
+    padded = pitched_copy(source)
+    for view in (padded[::-1], np.broadcast_to(padded[:1], shape)):  # nor here: a tensor map's strides are positive
+        transpose.transpose(view, target)
+        np.testing.assert_array_equal(bits(target), bits(view.T))
 
 
 @pytest.mark.parametrize("variant", [None, *VARIANTS])
@@ -98,6 +102,12 @@ def test_errors_name_the_rule_and_the_way_out(in_simulator):
         ((a[:7], t[:, :7]), {"variant": "store"}, ValueError, "rows of 7 × float32 end within 16 B"),
         ((a, t), {"variant": "vector", "tile": (9, 1)}, ValueError, "at most 8 spans"),
         ((a, t), {"variant": "vector", "tile": (1, 1), "threads": 96}, ValueError, "do not divide among 96"),
+        ((a, t), {"variant": "swizzle", "threads": 96}, ValueError, "threads 96: the 1024 elements of a tile"),
+        ((a, t), {"variant": "vector", "threads": 0}, ValueError, "threads 0 of variant 'vector': an integer of 1"),
+        ((a, t), {"variant": "ring", "tile": 2}, ValueError, "tile 2 of variant 'ring': a tuple of two"),
+        ((a[::-1], t), {"variant": "tma"}, ValueError, "the source's rows of 64 × float32 lie -256 B apart"),
+        ((a, t[::-1]), {"variant": "store"}, ValueError, "the target's rows of 8 × float32 lie -32 B apart"),
+        ((a[:, :8], a.reshape(64, 8)[:8]), {}, ValueError, "target at 0x.* and source at 0x.* share memory"),
     ):
         with pytest.raises(error, match=message):
             transpose.transpose(*arguments, **options)

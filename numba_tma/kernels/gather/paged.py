@@ -3,7 +3,7 @@
 The problem. A cache holds pages of T tokens, of H heads of D elements each; a table names the pages of each of B
 sequences, -1 where it has none:
 
-    out[b, h, i · T + t, :] = cache[table[b, i], t, h, :],   zeros where table[b, i] is negative
+    out[b, h, i · T + t, :] = cache[table[b, i], t, h, :],   zeros where table[b, i] is no page of the cache
 
 so that heads, which lie side by side for each token in the cache, come to be rows of their own.
 
@@ -29,7 +29,7 @@ from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Shared, Tiles
 from ...tensor_map import TensorMap
-from ..calls import viewed
+from ..calls import check_extents, check_written, viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 
@@ -50,7 +50,7 @@ def make_plain(threads: int = 256) -> Kernel:
             row = uint32(uint32(i) // depth)
             t, h = uint32(row // heads), uint32(row % heads)
             d = uint32(uint32(i) - uint32(row * depth))
-            if page >= 0:
+            if page >= 0 and page < cache.shape[0]:
                 out[sequence, h, uint32(uint32(place) * tokens + t), d] = cache[page, t, h, d]
             else:
                 out[sequence, h, uint32(uint32(place) * tokens + t), d] = 0
@@ -73,7 +73,7 @@ def make_vector(threads: int = 256) -> Kernel:
             vector = uint32(uint32(i) - uint32(row * vectors))
             t, h = uint32(row // heads), uint32(row % heads)
             a, b, c, d = uint32(0), uint32(0), uint32(0), uint32(0)
-            if page >= 0:
+            if page >= 0 and page < cache.shape[0]:
                 source = ptx.global_address(cache) + uint64(page) * uint64(cache.strides[0])
                 source += uint64(t) * uint64(cache.strides[1]) + uint64(h) * uint64(cache.strides[2])
                 a, b, c, d = ptx.ld_global_nc_v4_u32(source + uint64(vector) * uint64(16))
@@ -87,6 +87,8 @@ def make_vector(threads: int = 256) -> Kernel:
 @functools.cache
 def make_tensor(tokens: int, depth: int, heads: int, dtype: str) -> Kernel:
     """A thread a head: its box of a page in, and out again; `heads` of them a block."""
+    if not 1 <= heads <= 32:
+        raise ValueError(f"heads {heads}: 1 to 32 expected, one for each of a block's threads")
     smem = Shared(part=Tiles(heads, (tokens, depth), dtype), full=Barriers(heads))
 
     @kernel(threads=32, shared=smem)
@@ -125,10 +127,12 @@ def _bind_vector(given: Mapping[str, Any], *, threads: int = 256, stream: object
     as_bytes = {}
     for name in ("cache", "out"):
         v = arrays.view(given[name])
-        if v.shape[-1] * v.dtype.itemsize % 16 or v.pointer % 16 or any(s % 16 for s in v.strides[:-1]):
+        contiguous = v.strides[-1] == v.dtype.itemsize or v.shape[-1] == 1
+        whole = v.shape[-1] * v.dtype.itemsize % 16 == 0
+        if not contiguous or not whole or v.pointer % 16 or any(s % 16 for s in v.strides[:-1]):
             raise ValueError(
-                f"paged.vector: {name} has rows of {v.shape[-1]} × {v.dtype} and strides {v.strides} B; multiples of "
-                f"16 B expected: pad the depth, or take variant 'plain'"
+                f"paged.vector: {name} has rows of {v.shape[-1]} × {v.dtype} and strides {v.strides} B at "
+                f"{v.pointer:#x}; contiguous rows of multiples of 16 B expected: pad the depth, or take variant 'plain'"
             )
         shape = (*v.shape[:-1], v.shape[-1] * v.dtype.itemsize)
         as_bytes[name] = arrays.reinterpret(given[name], np.uint8, shape, (*v.strides[:-1], 1))
@@ -157,7 +161,7 @@ def paged(cache: Any, table: Any, out: Any, *, variant: str = "tensor", **option
     Args:
         cache: (pages, tokens, heads, depth). For `tensor` at most 256 tokens and 256 elements of depth, of any type
             that the copy engine has; for all but `plain` rows of multiples of 16 bytes.
-        table: int32 (sequences, places): pages, or -1 for zeros.
+        table: int32 (sequences, places): pages; -1, or any other number that is none of the cache's, for zeros.
         out: (sequences, heads, places · tokens, depth) of cache's dtype, written.
         variant: plain, vector or tensor.
         options: tuning parameters of the variant, and `stream`.
@@ -165,7 +169,8 @@ def paged(cache: Any, table: Any, out: Any, *, variant: str = "tensor", **option
     Raises:
         KeyError: no such variant.
         TypeError: not an array, or an option that the variant has not.
-        ValueError: shapes, dtypes or layouts do not fit; the message says what would.
+        ValueError: shapes, dtypes or layouts do not fit, an extent is 2^31 or more, or out shares memory with another
+            array; the message says what would do.
     """
     views = viewed("paged", cache=cache, table=table, out=out)
     if len(views["cache"].shape) != 4:
@@ -179,6 +184,8 @@ def paged(cache: Any, table: Any, out: Any, *, variant: str = "tensor", **option
         raise ValueError(
             f"paged: out is {views['out'].dtype} {views['out'].shape}; {views['cache'].dtype} {shape} expected"
         )
+    check_extents("paged", views)
+    check_written("paged", views, "out")
     chosen = PROBLEM.variant(variant)
     check_options("paged", chosen, options, OPTIONS[variant])
     if views["out"].size:
@@ -187,8 +194,9 @@ def paged(cache: Any, table: Any, out: Any, *, variant: str = "tensor", **option
 
 def reference(cache: np.ndarray, table: np.ndarray) -> np.ndarray:
     """What `out` should hold."""
-    pages = cache[np.maximum(table, 0)]  # (sequences, places, tokens, heads, depth)
-    pages = np.where((table >= 0)[:, :, None, None, None], pages, np.zeros((), cache.dtype))
+    there = (table >= 0) & (table < len(cache))
+    pages = np.zeros((*table.shape, *cache.shape[1:]), cache.dtype)  # (sequences, places, tokens, heads, depth)
+    pages[there] = cache[table[there]]
     sequences, places, tokens, heads, depth = pages.shape
     return np.ascontiguousarray(pages.transpose(0, 3, 1, 2, 4).reshape(sequences, heads, places * tokens, depth))
 

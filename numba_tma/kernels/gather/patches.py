@@ -31,6 +31,7 @@ from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Shared, Tiles
 from ...tensor_map import TensorMap
+from ..calls import MAX_EXTENT, check_extents, check_written, viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 
@@ -40,12 +41,29 @@ MAX_STAGES = 9  # taps under way in a block, a thread for each
 
 @dataclass(frozen=True)
 class Convolution:
-    """Extents of a convolution: two numbers each, of height and width."""
+    """Extents of a convolution: two numbers each, of height and width.
+
+    Raises:
+        ValueError: they are no two integers of 1 or more, or of 0 or more for the padding.
+    """
 
     filter: tuple[int, int] = (3, 3)
     padding: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
     dilation: tuple[int, int] = (1, 1)
+
+    def __post_init__(self) -> None:
+        for name, least in (("filter", 1), ("padding", 0), ("stride", 1), ("dilation", 1)):
+            pair = getattr(self, name)
+            if not (
+                isinstance(pair, (tuple, list))
+                and len(pair) == 2
+                and all(isinstance(n, (int, np.integer)) and n >= least for n in pair)
+            ):
+                raise ValueError(
+                    f"convolution: {name} {pair!r}; two integers of {least} or more expected, of height and width"
+                )
+            object.__setattr__(self, name, tuple(map(int, pair)))  # kernels are kept by what can be hashed
 
     @property
     def taps(self) -> int:
@@ -300,6 +318,21 @@ def _need_vectors(given: Mapping[str, Any]) -> None:
             )
 
 
+def _rows_of(out: Any) -> arrays.ArrayView:
+    """The view of out, whose rows are to be seen as taps of channels.
+
+    Raises:
+        ValueError: they are not contiguous.
+    """
+    v = arrays.view(out)
+    if v.strides[1] != v.dtype.itemsize and v.shape[1] > 1:
+        raise ValueError(
+            f"patches: out has strides {v.strides} B; the copy engine takes contiguous rows: copy it, or take variant "
+            f"'plain'"
+        )
+    return v
+
+
 def _bind_window(
     given: Mapping[str, Any],
     *,
@@ -318,7 +351,7 @@ def _bind_window(
         l2_promotion=L2_PROMOTION,
         store=False,
     )
-    out = arrays.view(given["out"])
+    out = _rows_of(given["out"])
     p, q = s.outputs
     shape = (s.images, p, q, convolution.taps, s.channels)
     row, tap = out.strides[0], s.channels * s.itemsize
@@ -349,7 +382,7 @@ def _bind_im2col(
         strides=convolution.stride,
         l2_promotion=L2_PROMOTION,
     )
-    out = arrays.view(given["out"])
+    out = _rows_of(given["out"])
     shape = (s.pixels, convolution.taps, s.channels)
     strides = (out.strides[0], s.channels * s.itemsize, s.itemsize)
     out_map = TensorMap(arrays.reinterpret(given["out"], out.dtype, shape, strides), (pixels, 1, channels))
@@ -381,18 +414,23 @@ def patches(
     Raises:
         KeyError: no such variant.
         TypeError: not an array, or an option that the variant has not.
-        ValueError: shapes, dtypes or layouts do not fit; the message says what would.
+        ValueError: shapes, dtypes or layouts do not fit, an extent is 2^31 or more, or x and out share memory; the
+            message says what would do.
     """
     convolution = convolution or Convolution()
-    images, rows = arrays.view(x), arrays.view(out)
-    if images is None or rows is None:
-        raise TypeError(f"patches of a {type(x).__name__} into a {type(out).__name__}: two arrays expected")
+    views = viewed("patches", x=x, out=out)
+    images, rows = views["x"], views["out"]
     if len(images.shape) != 4:
         raise ValueError(f"patches: x has the shape {images.shape}; (images, height, width, channels) expected")
     p, q = convolution.outputs(*images.shape[1:3])
     shape = (images.shape[0] * p * q, convolution.taps * images.shape[3])
     if rows.shape != shape or rows.dtype != images.dtype:
         raise ValueError(f"patches: out is {rows.dtype} {rows.shape}; {images.dtype} {shape} expected")
+    check_extents("patches", views)
+    padded = [n + 2 * padding for n, padding in zip(images.shape[1:3], convolution.padding, strict=True)]
+    if max(padded) > MAX_EXTENT:
+        raise ValueError(f"patches: images of {padded} with their padding; extents end at {MAX_EXTENT:,}")
+    check_written("patches", views, "out")
     chosen = PROBLEM.variant(variant)
     check_options("patches", chosen, options, OPTIONS[variant])
     if rows.size:

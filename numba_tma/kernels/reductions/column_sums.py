@@ -28,6 +28,7 @@ from ... import arrays, ptx
 from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait, release_to_async, ring
 from ...shared import Barriers, Shared, Tiles
+from ..calls import check_extents, check_written, viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 from .zero import after_zeros
@@ -129,6 +130,10 @@ def make_bulk(threads: int = 256, stages: int = 8) -> Kernel:
 @functools.cache
 def make_engine(columns: int = 1024, stages: int = 8, lag: int = 4) -> Kernel:
     """A row in, and from there added to the result; one thread a block, which sees no element."""
+    if not 0 <= lag < stages:
+        raise ValueError(f"lag {lag} of {stages} stages: it must be 0 to {stages - 1}, so that a load is in flight")
+    if columns % 4:
+        raise ValueError(f"columns {columns}: the copy engine moves multiples of 16 B, so multiples of 4 float32")
     smem = Shared(part=Tiles(stages, (columns,), float32), full=Barriers(stages))
     fetch = _make_fetch(smem, columns)
 
@@ -215,15 +220,17 @@ def column_sums(x: Any, out: Any, *, variant: str = "bulk", **options: Any) -> N
     Raises:
         KeyError: no such variant.
         TypeError: not an array, or an option that the variant has not.
-        ValueError: shapes, dtypes or layouts do not fit; the message says what would.
+        ValueError: shapes, dtypes or layouts do not fit, an extent is 2^31 or more, or x and out share memory; the
+            message says what would do.
     """
-    matrix, sums = arrays.view(x), arrays.view(out)
-    if matrix is None or sums is None:
-        raise TypeError(f"column_sums of a {type(x).__name__} into a {type(out).__name__}: two arrays expected")
+    views = viewed("column_sums", x=x, out=out)
+    matrix, sums = views["x"], views["out"]
     if matrix.dtype != np.float32 or len(matrix.shape) != 2:
         raise ValueError(f"column_sums: x is {matrix.dtype} {matrix.shape}; a float32 matrix expected")
     if sums.dtype != np.float32 or sums.shape != (1, matrix.shape[1]):
         raise ValueError(f"column_sums: out is {sums.dtype} {sums.shape}; float32 (1, {matrix.shape[1]}) expected")
+    check_extents("column_sums", views)
+    check_written("column_sums", views, "out")
     chosen = PROBLEM.variant(variant)
     check_options("column_sums", chosen, options, OPTIONS[variant])
     if matrix.size:

@@ -25,6 +25,7 @@ from ... import arrays, driver, ptx
 from ...launch import Kernel, backend, kernel
 from ...pipeline import mbarrier_wait, release_to_async, ring
 from ...shared import Barriers, Shared, Tiles
+from ..calls import check_written, viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 from .zero import after_zeros
@@ -108,9 +109,16 @@ def _make_rest(bins: int) -> Callable:
     return rest
 
 
+def _check_warps(threads: int) -> None:
+    """The last values, up to 15 of them, are counted by a thread each."""
+    if threads % 32:
+        raise ValueError(f"threads {threads}: whole warps of 32 expected")
+
+
 @functools.cache
 def make_vector(bins: int, dtype: str, threads: int = 256) -> Kernel:
     """As `make_shared`, with 16 bytes a load."""
+    _check_warps(threads)
     count, rest = _make_count(bins, dtype), _make_rest(bins)
     values = 16 if dtype == "uint8" else 8
 
@@ -145,6 +153,7 @@ def make_bulk(bins: int, dtype: str, threads: int = 256, stages: int = 3, stage_
 
     A stage has `stage_vectors` vectors of 16 bytes for each thread.
     """
+    _check_warps(threads)
     count, rest = _make_count(bins, dtype), _make_rest(bins)
     values = 16 if dtype == "uint8" else 8
     stage_bytes = threads * stage_vectors * 16
@@ -254,7 +263,8 @@ def histogram(x: Any, out: Any, *, variant: str = "bulk", zeros: bool = True, **
 
     Args:
         x: N numbers of uint8 or uint16, contiguous; on a multiple of 16 bytes for `vector` and `bulk`.
-        out: uint32 (1, bins), bins a multiple of 4 up to 8192 (for `plain` any); larger values are not counted.
+        out: uint32 (1, bins), bins a multiple of 4 up to 8192 (for `plain` any); larger values are not counted. For
+            `bulk` contiguous. Counts begin anew at 2^32.
         variant: plain, shared, vector or bulk.
         zeros: fill `out` with zeros first; without, counts are added to it.
         options: tuning parameters of the variant, and `stream`.
@@ -262,17 +272,17 @@ def histogram(x: Any, out: Any, *, variant: str = "bulk", zeros: bool = True, **
     Raises:
         KeyError: no such variant.
         TypeError: not an array, or an option that the variant has not.
-        ValueError: shapes, dtypes or layouts do not fit; the message says what would.
+        ValueError: shapes, dtypes or layouts do not fit, or x and out share memory; the message says what would do.
     """
-    described, counts = arrays.view(x), arrays.view(out)
-    if described is None or counts is None:
-        raise TypeError(f"histogram of a {type(x).__name__} into a {type(out).__name__}: two arrays expected")
+    views = viewed("histogram", x=x, out=out)
+    described, counts = views["x"], views["out"]
     if described.dtype.name not in DTYPES or len(described.shape) != 1 or described.layout != "C":
         raise ValueError(
             f"histogram: x is {described.dtype} {described.shape}; contiguous numbers of {' or '.join(DTYPES)} expected"
         )
     if counts.dtype != np.uint32 or len(counts.shape) != 2 or counts.shape[0] != 1 or not counts.size:
         raise ValueError(f"histogram: out is {counts.dtype} {counts.shape}; uint32 (1, bins) expected")
+    check_written("histogram", views, "out")
     chosen = PROBLEM.variant(variant)
     check_options("histogram", chosen, options, OPTIONS[variant])
     bins = counts.shape[1]
@@ -282,6 +292,11 @@ def histogram(x: Any, out: Any, *, variant: str = "bulk", zeros: bool = True, **
         raise ValueError(
             f"histogram.{variant}: x at {described.pointer:#x}, out at {counts.pointer:#x}; both must be multiples of "
             f"16 B: copy them, or take variant='shared'"
+        )
+    if variant == "bulk" and counts.strides[1] != counts.dtype.itemsize:
+        raise ValueError(
+            f"histogram.bulk: out's counts lie {counts.strides[1]} B apart; the copy engine adds to contiguous ones: "
+            f"take variant='vector'"
         )
     if described.size:
         chosen.bind({"x": x, "out": out}, zeros=zeros, **options)()

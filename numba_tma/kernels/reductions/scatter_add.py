@@ -31,7 +31,7 @@ from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Shared, Tiles
 from ...tensor_map import TensorMap
-from ..calls import viewed
+from ..calls import check_extents, check_written, viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 from .zero import after_zeros
@@ -75,12 +75,20 @@ def make_vector(threads: int = 256) -> Kernel:
     return scatter_add_vector
 
 
+def _check_rows(rows: int) -> None:
+    if not 1 <= rows <= 32:
+        raise ValueError(f"rows {rows}: 1 to 32 expected, one for each of a block's threads")
+
+
 @functools.cache
 def make_bulk(dtype: str, part_bytes: int, rows: int) -> Kernel:
     """A thread a row: it copies `part_bytes` of it into shared memory and adds them to out's row, by the copy engine.
 
     The grid is (blocks of `rows` rows, parts of a row).
     """
+    _check_rows(rows)
+    if part_bytes % 16:
+        raise ValueError(f"part_bytes {part_bytes}: the copy engine moves multiples of 16")
     add = {
         "float32": ptx.cp_reduce_async_bulk_global_shared_add_f32,
         "int32": ptx.cp_reduce_async_bulk_global_shared_add_s32,
@@ -116,6 +124,7 @@ def make_bulk(dtype: str, part_bytes: int, rows: int) -> Kernel:
 @functools.cache
 def make_tensor(dtype: str, columns: int, rows: int) -> Kernel:
     """As `make_bulk`, by tensor maps of boxes of one row: any row length; rows behind out's end are dropped."""
+    _check_rows(rows)
     smem = Shared(part=Tiles(rows, (1, columns), dtype), full=Barriers(rows))
 
     @kernel(threads=32, shared=smem)
@@ -233,7 +242,7 @@ def scatter_add(x: Any, index: Any, out: Any, *, variant: str = "bulk", zeros: b
     Args:
         x: (N, D) of float32, int32, float16 or bfloat16.
         index: N numbers of int32.
-        out: (M, D) of x's dtype, added to.
+        out: (M, D) of x's dtype, added to. M may be any; all other extents are below 2^31.
         variant: plain and vector (float32 and, plain, int32), bulk or tensor.
         zeros: fill `out` with zeros first.
         options: tuning parameters of the variant, and `stream`.
@@ -241,7 +250,8 @@ def scatter_add(x: Any, index: Any, out: Any, *, variant: str = "bulk", zeros: b
     Raises:
         KeyError: no such variant.
         TypeError: not an array, or an option that the variant has not.
-        ValueError: shapes, dtypes or layouts do not fit; the message says what would.
+        ValueError: shapes, dtypes or layouts do not fit, an extent is 2^31 or more, or out shares memory with x or the
+            index; the message says what would do.
     """
     views = viewed("scatter_add", x=x, index=index, out=out)
     x_, index_, out_ = (views[name] for name in ("x", "index", "out"))
@@ -253,6 +263,8 @@ def scatter_add(x: Any, index: Any, out: Any, *, variant: str = "bulk", zeros: b
         )
     if index_.dtype != np.int32 or index_.shape != x_.shape[:1]:
         raise ValueError(f"scatter_add: index is {index_.dtype} {index_.shape}; int32 ({x_.shape[0]},) expected")
+    check_extents("scatter_add", {"x": x_})
+    check_written("scatter_add", views, "out")
     chosen = PROBLEM.variant(variant)
     check_options("scatter_add", chosen, options, OPTIONS[variant])
     if out_.size and x_.size:
