@@ -13,6 +13,8 @@ from typing import NamedTuple
 from numba import cuda
 from numba.cuda.types import int32, uint32
 
+_MOST = 1 << 30  # rows; sums with a window's sides stay within 31 bits
+
 
 class Sequences(NamedTuple):
     """Device functions for what is a sequence's own.
@@ -44,10 +46,17 @@ def make_sequences(packed: bool) -> Sequences:
         return Sequences(extents, part)
 
     @cuda.jit(device=True, forceinline=True)
+    def rows_from(starts, batch, most):
+        # Starts that fall or that are no rows' become the nearest ones, and so nothing is read but rows that there are.
+        start = max(int32(starts[batch]), int32(0))
+        end = min(int32(starts[uint32(batch + uint32(1))]), most)
+        return uint32(start), uint32(int32(max(end, start) - start))
+
+    @cuda.jit(device=True, forceinline=True)
     def packed_extents(batch, sq, skv, low, high, q_starts, kv_starts):
-        q_start, kv_start = uint32(q_starts[batch]), uint32(kv_starts[batch])
-        queries = uint32(uint32(q_starts[uint32(batch + uint32(1))]) - q_start)
-        keys = uint32(uint32(kv_starts[uint32(batch + uint32(1))]) - kv_start)
+        # What lies behind the last row of q the maps leave out.
+        q_start, queries = rows_from(q_starts, batch, int32(_MOST))
+        kv_start, keys = rows_from(kv_starts, batch, int32(skv))
         ahead = int32(int32(keys) - int32(queries))  # both are aligned at their ends
         return queries, keys, int32(low + ahead), int32(high + ahead), q_start, kv_start
 
