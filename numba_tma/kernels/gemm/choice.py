@@ -15,7 +15,7 @@ from typing import Any
 
 from ... import driver, dtypes
 from ...launch import Kernel, backend, gpu_refusal
-from ...warpgroup import k_elements
+from ...warpgroup import ROW_BYTES, k_elements
 from .tuned import blocks_per_sm, make_split, make_tuned, result_bytes, stage_bytes, sums_bytes
 from .warpgroup import BOX_COLUMNS, GROUP_ROWS
 
@@ -80,9 +80,17 @@ class Configuration:
         if self.splits > 1:
             limit = _SHARED_LIMIT - sums_bytes(self.consumers, self.columns)
         else:
-            shared = _SHARED_PER_SM // blocks_per_sm(self.consumers, self.columns) - _RESERVED
-            limit = min(_SHARED_LIMIT, shared) - (result_bytes(self.consumers) if types.by_tma else 0)
+            limit = self._shared() - (result_bytes(self.consumers) if types.by_tma else 0)
         return min(_MOST_STAGES, limit // stage_bytes(self.rows, self.columns))
+
+    def results(self, types: Types) -> int:
+        """Tiles for each consumer's results: what the stages leave room for, up to a whole result."""
+        chunks = -(-self.columns * dtypes.lookup(types.out_dtype).size // ROW_BYTES)
+        left = self._shared() - self.stages(types) * stage_bytes(self.rows, self.columns)
+        return max(2, min(chunks, left // result_bytes(self.consumers, 1)))
+
+    def _shared(self) -> int:
+        return min(_SHARED_LIMIT, _SHARED_PER_SM // blocks_per_sm(self.consumers, self.columns) - _RESERVED)
 
     def fits(self, types: Types) -> bool:
         """Whether there is such a kernel for these types."""
@@ -105,6 +113,7 @@ class Configuration:
             cluster=self.cluster,
             across=self.across,
             band=self.band,
+            results=self.results(types),
             **options,
         )
 

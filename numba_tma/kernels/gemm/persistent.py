@@ -293,19 +293,28 @@ def make_write(out_dtype: str) -> Callable:
 
 @functools.cache
 def make_staged_store(
-    columns: int, out_dtype: str, activation: str, has_bias: bool, batched: bool = False, accumulate: bool = False
+    columns: int,
+    out_dtype: str,
+    activation: str,
+    has_bias: bool,
+    batched: bool = False,
+    accumulate: bool = False,
+    tiles: int = 2,
 ) -> Callable:
     """Make a function that writes a warpgroup's 64 x `columns` by TMA.
 
-        store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, column, batch, width)
+        store(accumulator, c_map, bias, place, thread, barrier, row, column, batch, width)
 
-    128 bytes of every row at a time are written to shared memory and handed to the copy engine; from two tiles in turn,
-    so that the next are written while the last are copied. `barrier` is a named barrier of this warpgroup's own,
+    128 bytes of every row at a time are written to shared memory and handed to the copy engine, from `tiles` tiles in
+    turn, the first at `place`: the next are written while the last are copied. Where there is a tile for each, all are
+    written at once and copied while the next product is computed. `barrier` is a named barrier of this warpgroup's own,
     `width` C's columns, beyond which there is no bias, and `batch` the slowest coordinate of a map of three dimensions.
     With `accumulate` (and `batched`) the copy engine adds to what C holds, in L2: C does not come to the SM for it.
     """
     chunk_columns = ROW_BYTES // dtypes.lookup(out_dtype).size
     chunks = columns // chunk_columns
+    tile_bytes = GROUP_ROWS * ROW_BYTES
+    others = tiles - 1
     finish = make_finish(columns, activation, has_bias)
     write = make_write(out_dtype)
 
@@ -324,17 +333,36 @@ def make_staged_store(
     copy = add_3d if accumulate else copy_3d if batched else copy_2d
 
     @cuda.jit(device=True, forceinline=True)
-    def store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, column, batch, width):
+    def store_at_once(accumulator, c_map, bias, place, thread, barrier, row, column, batch, width):
+        finish(accumulator, bias, thread, column, width)
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        if thread == 0:
+            ptx.cp_async_bulk_wait_group_read(0)
+        ptx.bar_sync(barrier, WARPGROUP)
+        for chunk in range(chunks):
+            unroll()
+            write(accumulator, chunk, uint32(place + uint32(chunk * tile_bytes)), lane, warp)
+        ptx.fence_proxy_async_shared_cta()
+        ptx.bar_sync(barrier, WARPGROUP)
+        if thread == 0:
+            for chunk in range(chunks):
+                unroll()
+                tile = uint32(place + uint32(chunk * tile_bytes))
+                copy(c_map, uint32(column + uint32(chunk * chunk_columns)), row, batch, tile)
+            ptx.cp_async_bulk_commit_group()
+
+    @cuda.jit(device=True, forceinline=True)
+    def store(accumulator, c_map, bias, place, thread, barrier, row, column, batch, width):
         finish(accumulator, bias, thread, column, width)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         for chunk in range(chunks):
             unroll()
-            tile = ptx.shared_address(tile0 if chunk % 2 == 0 else tile1)
+            tile = uint32(place + uint32(chunk % tiles * tile_bytes))
             if thread == 0:
                 if chunk == 0:
                     ptx.cp_async_bulk_wait_group_read(0)  # an odd number of chunks ended with this very tile
                 else:
-                    ptx.cp_async_bulk_wait_group_read(1)  # the copy before the last has read this tile
+                    ptx.cp_async_bulk_wait_group_read(others)  # the copy that took this tile last has read it
             ptx.bar_sync(barrier, WARPGROUP)
             write(accumulator, chunk, tile, lane, warp)
             ptx.fence_proxy_async_shared_cta()
@@ -343,7 +371,7 @@ def make_staged_store(
                 copy(c_map, uint32(column + uint32(chunk * chunk_columns)), row, batch, tile)
                 ptx.cp_async_bulk_commit_group()
 
-    return store
+    return store_at_once if chunks <= tiles else store
 
 
 @functools.cache
@@ -410,8 +438,7 @@ def make_store_by_tma(
             group = uint32(thread // uint32(WARPGROUP) - uint32(1))
             thread = uint32(thread % uint32(WARPGROUP))
             mine = uint32(group * uint32(GROUP_ROWS * ROW_BYTES))
-            tile0 = smem.c[uint32(group * uint32(2))]
-            tile1 = smem.c[uint32(group * uint32(2) + uint32(1))]
+            place = ptx.shared_address(smem.c[uint32(group * uint32(2))])
             accumulator = cuda.local.array(accumulators, float32)
             tile = first
             while tile < tiles:
@@ -432,7 +459,7 @@ def make_store_by_tma(
                     ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[before], thread))
                 row = uint32((m * uint32(cluster) + rank) * uint32(rows) + group * uint32(GROUP_ROWS))
                 barrier = uint32(group + uint32(1))
-                store(accumulator, c_map, bias, tile0, tile1, thread, barrier, row, n * uint32(columns), 0, width)
+                store(accumulator, c_map, bias, place, thread, barrier, row, n * uint32(columns), 0, width)
                 tile = uint32(tile + step)
             if thread == 0:
                 ptx.cp_async_bulk_wait_group(0)

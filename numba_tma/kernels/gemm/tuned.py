@@ -105,9 +105,9 @@ def stage_bytes(rows: int, columns: int) -> int:
     return (rows + columns) * ROW_BYTES + 16
 
 
-def result_bytes(consumers: int) -> int:
-    """Shared memory that `make_tuned` needs for results on their way to TMA: two tiles for each consumer."""
-    return 2 * consumers * GROUP_ROWS * ROW_BYTES
+def result_bytes(consumers: int, tiles: int = 2) -> int:
+    """Shared memory that `make_tuned` needs for results on their way to TMA: `tiles` tiles for each consumer."""
+    return tiles * consumers * GROUP_ROWS * ROW_BYTES
 
 
 def sums_bytes(consumers: int, columns: int) -> int:
@@ -131,13 +131,14 @@ def make_tuned(
     band: int = 8,
     programmatic: bool = True,
     accumulate: bool = False,
+    results: int = 2,
 ) -> Kernel:
     """The kernel for these types and this tile.
 
     `c` is C's tensor map with `by_tma`, else C itself, of shape (batch, M, N). `a_batches` and `b_batches` are 0 where
     all of the batch have the same A or B, else 1. The grid is any number of clusters; `tiles_m` and `tiles_n` count a
     cluster's tiles, which lie one below the other (`across` "m") or side by side ("n"), as one. With `accumulate` the
-    result is added to what C holds.
+    result is added to what C holds. Results on their way to TMA have `results` tiles for each consumer.
     """
     rows = GROUP_ROWS * consumers
     accumulators = columns // 2
@@ -148,7 +149,7 @@ def make_tuned(
     fetch = make_fetch(rows, columns, dtype, b_major, cluster, across)
     product = make_product(columns, dtype, b_major)
     wait_group = getattr(ptx, f"wgmma_wait_group_m64n{columns}_f32")
-    smem = Shared(**_rings(rows, columns, dtype, stages), **_results(out_dtype, 2 * consumers if by_tma else 0))
+    smem = Shared(**_rings(rows, columns, dtype, stages), **_results(out_dtype, results * consumers if by_tma else 0))
 
     @cuda.jit(device=True, forceinline=True)
     def meet():
@@ -176,14 +177,12 @@ def make_tuned(
             ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[stage], thread))
 
     if by_tma:
-        staged = make_staged_store(columns, out_dtype, activation, has_bias, True, accumulate)
+        staged = make_staged_store(columns, out_dtype, activation, has_bias, True, accumulate, results)
 
         @cuda.jit(device=True, forceinline=True)
         def store(accumulator, c, bias, group, thread, row, column, batch, width):
-            tile0 = smem.c[uint32(group * uint32(2))]
-            tile1 = smem.c[uint32(group * uint32(2) + uint32(1))]
-            barrier = uint32(group + uint32(1))
-            staged(accumulator, c, bias, tile0, tile1, thread, barrier, row, column, batch, width)
+            place = ptx.shared_address(smem.c[uint32(group * uint32(results))])
+            staged(accumulator, c, bias, place, thread, uint32(group + uint32(1)), row, column, batch, width)
 
         @cuda.jit(device=True, forceinline=True)
         def drain(thread):

@@ -13,6 +13,7 @@ from numba_tma.kernels.gemm.epilogue import (
     ACTIVATIONS,
     activation_reference,
     make_activation,
+    make_activation_of_two,
     make_direct_store,
     make_pack,
 )
@@ -64,6 +65,28 @@ def make_applied(activation):
         y[cuda.threadIdx.x] = activate(x[cuda.threadIdx.x])
 
     return applied
+
+
+def make_applied_to_two(activation):
+    activate = make_activation_of_two(activation)
+
+    @kernel(threads=9)
+    def applied_to_two(x, others, y, z):
+        i = cuda.threadIdx.x
+        y[i], z[i] = activate(x[i], others[i])
+
+    return applied_to_two
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_two_at_once_do_not_disturb_each_other(activation, rng):
+    x = np.array([-200.0, -30.0, -1.0, -0.0, 0.5, 30.0, 200.0, np.inf, np.nan], np.float32)
+    others = rng.permutation(x)
+    expected, other_expected = (activation_reference(activation, values) for values in (x, others))
+    y, z = np.empty_like(x), np.empty_like(x)
+    make_applied_to_two(activation)[1](x, others, y, z)
+    np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-14)
+    np.testing.assert_allclose(z, other_expected, rtol=2e-6, atol=1e-14)
 
 
 def test_activations_at_their_ends():

@@ -57,6 +57,8 @@ CONFIGURATIONS = [
     Configuration(2, 64, 4, "n", 16),
     Configuration(1, 64, splits=4),
     slow(Configuration(2, 256, 2, "m", 8)),
+    slow(Configuration(2, 192, 1, "m", 16)),
+    slow(Configuration(1, 256, 1, "m", 16)),
     slow(Configuration(1, 128, 1, "m", 2)),
     slow(Configuration(2, 128, splits=4)),
     slow(Configuration(1, 64, splits=8)),
