@@ -638,7 +638,7 @@ def test_copy_function_checks_its_arguments():
     with pytest.raises(ValueError, match="one shape and dtype"):
         copy.copy(a, a[:4])
     with pytest.raises(ValueError, match="row-major contiguous"):
-        copy.copy(a.T, a.T)
+        copy.copy(a.T, a.copy().T)
     wide = np.zeros((8, 64), np.float32)
     with pytest.raises(ValueError, match="rows of 13 × float32 end within 16 B"):
         copy.copy(a[:, :13], wide[:, :13], variant="tensor")
