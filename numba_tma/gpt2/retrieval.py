@@ -147,6 +147,7 @@ class Retrieval:
                 "documents": ((batch,), np.int32),
             },
             prepare=self._prepare,
+            elsewhere=list(inputs),
             graph=memory.on_gpu(),
             **{"mode": "producer"} | options,
         )

@@ -136,6 +136,7 @@ class Pipeline:
         prepare: `prepare(batch, buffers)` writes a batch into `buffers`, a dict of host arrays by input's name, in
             place of copying arrays into them. What of it lies in pinned memory elsewhere it may return, a dict of
             arrays: they are read where they are and must not change until the batch's result has come.
+        elsewhere: inputs that `prepare` always returns so; slots then have no host buffers for them.
         graph: capture what `compute` enqueues for a slot into a CUDA graph once, and launch that. `compute` is then
             called twice a slot, before the first batch, on inputs of zeros, and has to enqueue the same work each time.
         streams: the streams to use, PyTorch's, CuPy's, Numba's, cuda.core's or handles: as many as the mode has (for
@@ -158,6 +159,7 @@ class Pipeline:
         mode: str | Mode = THREE_STREAMS,
         depth: int | None = None,
         prepare: Callable[[Any, dict[str, np.ndarray]], object] | None = None,
+        elsewhere: Sequence[str] = (),
         graph: bool = False,
         streams: Sequence[Any] | None = None,
         record: bool = False,
@@ -173,6 +175,12 @@ class Pipeline:
         self.inputs, self.outputs = specs(inputs, "input"), specs(outputs, "output")
         if not self.inputs and prepare is not None:
             raise ValueError("prepare without inputs: there is no buffer to prepare")
+        unknown = [name for name in elsewhere if name not in self.inputs]
+        if unknown or (elsewhere and prepare is None):
+            raise ValueError(
+                f"elsewhere {', '.join(unknown or elsewhere)}: expected inputs ({', '.join(self.inputs)}), which "
+                f"`prepare` returns"
+            )
         self._compute, self.prepare, self._record = compute, prepare, record
         on_gpu = model is None and driver.device_count() > 0
         self.engines: Any = (
@@ -193,7 +201,7 @@ class Pipeline:
         try:
             self._take_streams(streams)
             for _ in range(depth):
-                slots.append(Slot(self.engines, self.inputs, self.outputs, self.mode.pinned))
+                slots.append(Slot(self.engines, self.inputs, self.outputs, self.mode.pinned, frozenset(elsewhere)))
             if graph:
                 stream = self.mode.stream_of(COMPUTE, 0)
                 for slot in slots:
@@ -483,6 +491,9 @@ class Pipeline:
             if self.prepare is not None:
                 elsewhere = self.prepare(taken.batch, slot.host_inputs) or {}
                 job.sources = slot.host_inputs | self._staged(elsewhere, slot.host_inputs)
+                missing = [name for name in self.inputs if name not in job.sources]
+                if missing:
+                    raise ValueError(f"prepare returned no {', '.join(missing)}, which lie elsewhere, as was said")
             else:
                 job.sources = self._staged(_named(taken.batch, self.inputs), slot.host_inputs)
 
@@ -509,6 +520,11 @@ class Pipeline:
                 )
             if host.flags.c_contiguous and (not self.mode.pinned or self.engines.is_pinned(host)):
                 sources[name] = host
+            elif name not in buffers:
+                raise ValueError(
+                    f"input {name!r} lies elsewhere, as was said, and in no page-locked memory, or not row by row: it "
+                    f"cannot be copied from there"
+                )
             else:
                 np.copyto(buffers[name], host)
                 sources[name] = buffers[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,17 @@ def specs(described: Mapping[str, Any], what: str) -> dict[str, Spec]:
 class Slot:
     """Buffers and events of one batch on its way."""
 
-    def __init__(self, engines: Any, inputs: Mapping[str, Spec], outputs: Mapping[str, Spec], pinned: bool) -> None:
-        self.host_inputs = {name: engines.host_array(s.shape, s.dtype, pinned) for name, s in inputs.items()}
+    def __init__(
+        self,
+        engines: Any,
+        inputs: Mapping[str, Spec],
+        outputs: Mapping[str, Spec],
+        pinned: bool,
+        elsewhere: Collection[str] = (),
+    ) -> None:
+        self.host_inputs = {
+            name: engines.host_array(s.shape, s.dtype, pinned) for name, s in inputs.items() if name not in elsewhere
+        }
         self.host_outputs = {name: engines.host_array(s.shape, s.dtype, pinned) for name, s in outputs.items()}
         self.inputs = {name: engines.device_array(s.shape, s.dtype) for name, s in inputs.items()}
         self.outputs = {name: engines.device_array(s.shape, s.dtype) for name, s in outputs.items()}

@@ -106,6 +106,23 @@ def test_prepare_may_point_elsewhere(batches):
         list(p.run([0]))
 
 
+def test_what_lies_elsewhere_has_no_buffers(batches):
+    def prepare(number, buffers):
+        assert not buffers
+        return {"x": batches[number]} if number < 9 else {"x": batches[number][::-1]} if number == 9 else None
+
+    with pipeline(mode="producer", prepare=prepare, elsewhere=["x"]) as p:
+        check(list(p.run(range(9))), batches[:9])
+        with pytest.raises(BatchError, match="input 'x' lies elsewhere, as was said, and in no page-locked memory"):
+            list(p.run([9]))
+        with pytest.raises(BatchError, match="prepare returned no x"):
+            list(p.run([10]))
+    with pytest.raises(ValueError, match=r"elsewhere z: expected inputs \(x\)"):
+        pipeline(prepare=prepare, elsewhere=["x", "z"])
+    with pytest.raises(ValueError, match="elsewhere x"):
+        pipeline(elsewhere=["x"])
+
+
 def test_the_callers_context_holds_in_the_threads(batches):
     seen = []
 
