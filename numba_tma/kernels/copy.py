@@ -302,6 +302,8 @@ def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> 
             f"source {a.dtype} {a.shape} and target {b.dtype} {b.shape}: two matrices of one shape and dtype expected"
         )
     chosen, views = PROBLEM.variant(variant), {"source": a, "target": b}
+    if variant == "tensor":
+        check_extents("copy.tensor", views)
     check_written(f"copy.{variant}", views, "target")
     if variant != "tensor" and (a.layout != "C" or b.layout != "C"):
         raise ValueError(f"copy.{variant} needs row-major contiguous arrays; variant='tensor' takes padded rows")
@@ -311,13 +313,11 @@ def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> 
             f"variant='plain' takes any"
         )
     check_options("copy", chosen, options, OPTIONS[variant])
-    if variant == "tensor":
-        check_extents("copy.tensor", views)
-        if b.shape[1] * b.dtype.itemsize % 16 and b.size:
-            raise ValueError(
-                f"copy.tensor: the target's rows of {b.shape[1]} × {b.dtype} end within 16 B, and the copy engine "
-                f"would write on to the next multiple; contiguous matrices of any length are for the other variants"
-            )
+    if variant == "tensor" and b.shape[1] * b.dtype.itemsize % 16 and b.size:
+        raise ValueError(
+            f"copy.tensor: the target's rows of {b.shape[1]} × {b.dtype} end within 16 B, and the copy engine would "
+            f"write on to the next multiple; contiguous matrices of any length are for the other variants"
+        )
     if a.size:
         chosen.bind({"source": source, "target": target}, **options)()
 
