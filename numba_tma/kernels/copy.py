@@ -278,14 +278,14 @@ OPTIONS = {
 }
 
 
-def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> None:
-    """target[...] = source, by the variant named.
+def copy(source: Any, target: Any, *, variant: str | None = None, **options: Any) -> None:
+    """target[...] = source.
 
     Args:
         source, target: matrices (rows, columns) of one shape and dtype, on one device. All variants but `tensor`
             need them row-major contiguous; `tensor` takes padded rows, which must start on multiples of 16 bytes and
             be whole multiples of 16 bytes long, since the copy engine writes no less.
-        variant: plain, vector, cp_async, bulk or tensor.
+        variant: plain, vector, cp_async, bulk or tensor; by default the fastest that the layout allows.
         options: tuning parameters of the variant, and `stream`.
 
     Raises:
@@ -301,13 +301,15 @@ def copy(source: Any, target: Any, *, variant: str = "bulk", **options: Any) -> 
         raise ValueError(
             f"source {a.dtype} {a.shape} and target {b.dtype} {b.shape}: two matrices of one shape and dtype expected"
         )
+    contiguous, aligned = a.layout == b.layout == "C", a.pointer % 16 == b.pointer % 16 == 0
+    variant = variant or ("tensor" if not contiguous else "vector" if aligned else "plain")
     chosen, views = PROBLEM.variant(variant), {"source": a, "target": b}
     if variant == "tensor":
         check_extents("copy.tensor", views)
     check_written(f"copy.{variant}", views, "target")
-    if variant != "tensor" and (a.layout != "C" or b.layout != "C"):
+    if variant != "tensor" and not contiguous:
         raise ValueError(f"copy.{variant} needs row-major contiguous arrays; variant='tensor' takes padded rows")
-    if variant != "plain" and (a.pointer % 16 or b.pointer % 16):
+    if variant != "plain" and not aligned:
         raise ValueError(
             f"copy.{variant} needs addresses on multiples of 16 B, got {a.pointer:#x} and {b.pointer:#x}; "
             f"variant='plain' takes any"

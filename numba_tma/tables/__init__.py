@@ -385,6 +385,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "circumstances": _circumstances,
     "claims": _claims,
     "copy speed": _speed("copy"),
+    "multicast speed": _speed("multicast"),
     "descriptor place": _descriptor_place,
     "gemm ladder": _gemm_ladder,
     "headline": _headline,

@@ -11,13 +11,13 @@ from ..report import markdown
 
 Record = dict[str, Any]
 
-RESULTS = "h200_memory.json"
+RESULTS, COPIES = "h200_memory.json", "h200_copy.json"
 COPY = "driver's copy"
 PEERS = ("torch", "torch.compile")
 
 
-def _load(results: Path) -> dict[str, Any]:
-    return json.loads((results / RESULTS).read_text())
+def _load(results: Path, name: str = RESULTS) -> dict[str, Any]:
+    return json.loads((results / name).read_text())
 
 
 def rates(records: Iterable[Record]) -> str:
@@ -68,5 +68,5 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "rmsnorm rates": _of("rmsnorm"),
     "rows 4096": lambda results: steps(_load(results)["rows"], 4096, "float32"),
     "rows 262144": lambda results: steps(_load(results)["rows"], 262144, "float32"),
-    "copy types": lambda results: copy_types(_load(results)["copy_types"]),
+    "copy types": lambda results: copy_types(_load(results, COPIES)["copy_types"]),
 }

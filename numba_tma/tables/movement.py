@@ -1,4 +1,5 @@
-"""Tables of docs/transpose.md, docs/multicast.md and docs/tile_sweep.md: banks, L2 traffic, bytes in flight."""
+"""Tables of docs/transpose.md, docs/stencil3d.md, docs/multicast.md and docs/tile_sweep.md: banks, L2 traffic, bytes in
+flight, what L2 fetches at a time."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from ..report import markdown, seconds
 
 Record = dict[str, Any]
 
-RESULTS = "h200_movement.json"
+RESULTS, PROMOTIONS = "h200_movement.json", "h200_l2_promotion.json"
 _SECTOR = 32  # bytes
 
 
-def _load(results: Path) -> dict[str, Any]:
-    return json.loads((results / RESULTS).read_text())
+def _load(results: Path, name: str = RESULTS) -> dict[str, Any]:
+    return json.loads((results / name).read_text())
 
 
 def best(records: Iterable[Record], group: str, baseline: str, peer: str | None = None) -> str:
@@ -143,6 +144,30 @@ def tiles(records: Sequence[Record]) -> str:
     return markdown(rows, ["tile, fp16", "bytes", "row", "stages", "in flight on an SM", "GB/s", "of device copy"])
 
 
+def promotions_of_boxes(records: Iterable[Record]) -> str:
+    """GB/s of reading boxes, with what L2 fetches at a time in columns."""
+    return _promotions(records, lambda r: (f"{r['row_bytes']} B", r["order"]), ["a box's row", "boxes are taken"])
+
+
+def promotions_of_problems(records: Iterable[Record]) -> str:
+    """GB/s of variants, with what L2 fetches at a time in columns."""
+
+    def named(record: Record) -> tuple[str, ...]:
+        points = record["options"].get("points")
+        return (f"`{record['problem']}.{record['variant']}`" + (f", {points} points" if points else ""),)
+
+    return _promotions(records, named, ["GB/s"])
+
+
+def _promotions(records: Iterable[Record], named: Callable[[Record], tuple[str, ...]], headers: list[str]) -> str:
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for record in records:
+        rows.setdefault(named(record), {})[record["promotion"]] = f"{record['gb_per_s']:,.0f}"
+    columns = list(dict.fromkeys(promotion for found in rows.values() for promotion in found))
+    table = [[*name, *(found[promotion] for promotion in columns)] for name, found in rows.items()]
+    return markdown(table, [*headers, *(f"`{promotion}`" for promotion in columns)])
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "transpose speed": lambda results: best(_load(results)["transpose_tiles"], "dtype", "naive", "torch"),
     "stencil3d speed": lambda results: best(_load(results)["stencil3d_tiles"], "points", "plain"),
@@ -151,5 +176,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "multicast traffic": lambda results: traffic(_load(results)["multicast_traffic"]),
     "bytes in flight": lambda results: in_flight(_load(results)["bytes_in_flight"]),
     "tile sizes": lambda results: tiles(_load(results)["tile_sizes"]),
+    "L2 promotion of boxes": lambda results: promotions_of_boxes(_load(results, PROMOTIONS)["l2_promotion_of_boxes"]),
+    "L2 promotion of problems": lambda results: promotions_of_problems(_load(results, PROMOTIONS)["l2_promotion"]),
     "tile shapes": lambda results: tiles(_load(results)["tile_shapes"]),
 }

@@ -638,13 +638,25 @@ def test_copy_function_checks_its_arguments():
     with pytest.raises(ValueError, match="one shape and dtype"):
         copy.copy(a, a[:4])
     with pytest.raises(ValueError, match="row-major contiguous"):
-        copy.copy(a.T, a.copy().T)
+        copy.copy(a.T, a.copy().T, variant="bulk")
     wide = np.zeros((8, 64), np.float32)
     with pytest.raises(ValueError, match="rows of 13 × float32 end within 16 B"):
         copy.copy(a[:, :13], wide[:, :13], variant="tensor")
     long, other = (np.lib.stride_tricks.as_strided(array, (1, 1 << 31), (0, 4)) for array in (a, wide))
     with pytest.raises(ValueError, match=r"copy.tensor: source has the shape \(1, 2147483648\); an extent above"):
         copy.copy(long, other, variant="tensor")
+
+
+def test_copy_chooses_by_the_layout(rng, in_simulator):
+    numbers = rng.integers(0, 256, 2 * 8 * 64 + 1).astype(np.uint8)
+    whole, shifted = numbers[:512].reshape(8, 64), numbers[1:513].reshape(8, 64)
+    for source in (whole, shifted, whole[:, :48], whole[:5, 16:32]):
+        wide = np.zeros((8, 64), np.uint8)[: source.shape[0], : source.shape[1]]
+        for target in (np.zeros(source.shape, np.uint8), wide):
+            copy.copy(source, target)
+            np.testing.assert_array_equal(target, source)
+    with pytest.raises(ValueError, match="runs backwards"):
+        copy.copy(whole[::-1], np.zeros((8, 64), np.uint8))
 
 
 def test_kv_stream_function_names_wrong_options():
@@ -670,13 +682,13 @@ def test_kv_stream_function_names_wrong_options():
 def test_copy_function_names_wrong_options(in_simulator):
     a = np.zeros((8, 64), np.float32)
     for options, error, message in (
-        ({"stage": 2}, TypeError, "has no option 'stage'; it has stage_bytes, stages, lag, per_multiprocessor, stream"),
+        ({"stage": 2, "variant": "bulk"}, TypeError, "no option 'stage'; it has stage_bytes, stages, lag, per_multi"),
         ({"variant": "tensor", "threads": 32}, TypeError, "'tensor' has no option 'threads'"),
-        ({"stages": 4, "lag": 4}, ValueError, "lag 4 of 4 stages: it must be 0 to 3"),
-        ({"stage_bytes": 100}, ValueError, "stage_bytes 100: the copy engine moves multiples of 16"),
+        ({"variant": "bulk", "stages": 4, "lag": 4}, ValueError, "lag 4 of 4 stages: it must be 0 to 3"),
+        ({"variant": "bulk", "stage_bytes": 100}, ValueError, "stage_bytes 100: the copy engine moves multiples of 16"),
         ({"variant": "vector", "unroll": -1}, ValueError, "unroll -1 of variant 'vector': an integer of 1 or more"),
-        ({"lag": -1}, ValueError, "lag -1 of variant 'bulk': an integer of 0 or more"),
-        ({"stages": "a"}, ValueError, "stages 'a' of variant 'bulk'"),
+        ({"variant": "bulk", "lag": -1}, ValueError, "lag -1 of variant 'bulk': an integer of 0 or more"),
+        ({"variant": "bulk", "stages": "a"}, ValueError, "stages 'a' of variant 'bulk'"),
     ):
         with pytest.raises(error, match=message):
             copy.copy(a, a.copy(), **options)

@@ -72,6 +72,24 @@ def test_bytes_in_flight_and_tiles():
     assert cells(made, "8×64") == ["8×64", "1 KB", "128 B", "32", "64 KB", "2,113", "50%"]
 
 
+def test_what_l2_fetches_at_a_time():
+    boxes = [
+        {"row_bytes": 128, "order": "along rows", "promotion": promotion, "gb_per_s": rate}
+        for promotion, rate in (("none", 4544.8), ("256B", 4141.0))
+    ]
+    made = tables_movement.promotions_of_boxes(boxes)
+    assert cells(made, "a box") == ["a box's row", "boxes are taken", "`none`", "`256B`"]
+    assert cells(made, "128 B") == ["128 B", "along rows", "4,545", "4,141"]
+    of = {"problem": "stencil3d", "variant": "ring"}
+    problems = [
+        {**of, "options": {"points": points}, "promotion": promotion, "gb_per_s": rate}
+        for promotion, rate in (("none", 3500.0), ("128B", 3600.0))
+        for points in (7, 27)
+    ]
+    made = tables_movement.promotions_of_problems(problems)
+    assert cells(made, "`stencil3d.ring`, 27") == ["`stencil3d.ring`, 27 points", "3,500", "3,600"]
+
+
 def test_best_of_each_variant():
     def measured(variant, seconds, **options):
         found = {"variant": variant, "dtype": "int8", "options": options, "seconds": seconds}
