@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,7 +29,7 @@ Seconds = dict[str, float]
 BATCH, LENGTH = 8, 1024
 _CACHES = ((1024, 800), (256, 128))  # positions, and how many are full before decoding is timed
 _EVERY = 224  # positions whose logits come back: as long as computing takes, on an H200
-_DOCUMENT, _QUESTION = 768, 32
+_DOCUMENT, _QUESTION = 896, 16
 _IN_SHARES = (0, 64, 256, 1024)  # the same of 4 prompts of 1024 tokens, 4096 in all
 # Prefills of all parts, for `compile_all`.
 _CONTEXTS = (
@@ -298,20 +299,23 @@ PARTS: dict[str, Part] = {
 }
 
 
-def _prepare(config: Config, parts: Sequence[str], *, compiled: bool = True) -> None:
-    """Compile what the parts need in many processes at once, so that measuring does not wait for one kernel after the
-    other: this package's kernels into its cache, and those of torch.compile into PyTorch's."""
+def _prepared(config: Config, parts: Sequence[str], compiled: bool) -> tuple[Weights, Model]:
+    """The model. Meanwhile many processes compile what the parts need, so that measuring does not wait for one kernel
+    after the other: this package's kernels into its cache, and those of torch.compile into PyTorch's."""
     calls = []
     if compiled and not compiler_missing():
         if "prefill" in parts:
             calls += [(BATCH, LENGTH, which) for which in ("last", "all")]
         calls += [(BATCH, positions, "step") for positions, _ in _CACHES if f"decode_{positions}" in parts]
     workers = max(1, (os.cpu_count() or 1) - len(calls))
-    with ProcessPoolExecutor(max(1, len(calls)), mp_context=get_context("spawn")) as pool:
-        warming = [pool.submit(warm_compiler, config, *call) for call in calls]
-        compile_all(config, _CONTEXTS, workers)
-        for warmed in warming:
-            warmed.result()
+    with ProcessPoolExecutor(max(1, len(calls)), mp_context=get_context("spawn")) as pool, ThreadPoolExecutor(1) as own:
+        waiting = [pool.submit(warm_compiler, config, *call) for call in calls]
+        waiting.append(own.submit(compile_all, config, _CONTEXTS, workers))
+        weights = random_weights(config)
+        model = Model(weights)
+        for compiling in waiting:
+            compiling.result()
+    return weights, model
 
 
 def measure(
@@ -331,11 +335,11 @@ def measure(
     import transformers  # noqa: F401
 
     config, options = config or Config(), options or Options()
-    _prepare(config, parts, compiled=options.compiled)
-    weights = random_weights(config)
+    begin = time.perf_counter()
+    weights, model = _prepared(config, parts, options.compiled)
+    yield "seconds_to_compile", time.perf_counter() - begin
     if options.compiled and compiler_missing():
         yield "no torch.compile", compiler_missing()
-    model = Model(weights)
     for name in parts:
         try:
             found = PARTS[name](model, weights, options)

@@ -43,8 +43,8 @@ def batches(model: Model, *, small: bool, mode: str) -> Iterator[tuple[Pipeline,
 
 @contextmanager
 def retrieval(model: Model, *, small: bool, mode: str) -> Iterator[tuple[Pipeline, Batches]]:
-    """8 questions a batch on documents of 768 tokens, with answers of 16."""
-    batch, document, question, count = (2, 16, 6, 3) if small else (8, 768, 32, 16)
+    """8 questions a batch on documents of 896 tokens, with answers of 16."""
+    batch, document, question, count = (2, 16, 6, 3) if small else (8, 896, 16, 16)
     documents, vectors, dimensions = (4, 200, 16) if small else (16, 20_000, 128)
     rng = np.random.default_rng(5)
     points = rng.standard_normal((documents, dimensions)).astype(np.float32)

@@ -83,10 +83,10 @@ def elapsed(engines: Any, stream: Any, enqueue: Callable[[], None], count: int =
     return (engines.seconds(after) - engines.seconds(before)) / count
 
 
-def steady(engines: Any, stream: Any, enqueue: Callable[[], None]) -> float:
-    """Seconds of a piece of work among others like it; the first few, while clocks may still rise, do not count."""
-    elapsed(engines, stream, enqueue, _IN_A_ROW)
-    return statistics.median(elapsed(engines, stream, enqueue, _IN_A_ROW) for _ in range(_REPEATS))
+def steady(engines: Any, stream: Any, enqueue: Callable[[], None], count: int = _IN_A_ROW) -> float:
+    """Seconds of a piece of work among `count` like it; the first few, while clocks may still rise, do not count."""
+    elapsed(engines, stream, enqueue, count)
+    return statistics.median(elapsed(engines, stream, enqueue, count) for _ in range(_REPEATS))
 
 
 def measure_rates(nbytes: int = 128 << 20, device: int | None = None) -> Rates:
@@ -108,12 +108,13 @@ def measure_rates(nbytes: int = 128 << 20, device: int | None = None) -> Rates:
         pageable.close()
 
 
-def stages_alone(pipeline: Pipeline, batch: Any) -> Alone:
+def stages_alone(pipeline: Pipeline, batch: Any, count: int = _IN_A_ROW) -> Alone:
     """Seconds that each stage of a pipeline's batch takes with its engine to itself: copies with the other direction
     busy, the computation with both idle, preparing on a host that does nothing else. From a model, what it says.
 
     Args:
         batch: one of those that will be run; it is prepared and computed several times.
+        count: how often it is computed in a row.
     """
     engines = pipeline.engines
     with pipeline.rehearsal(batch) as rehearsal:
@@ -125,7 +126,7 @@ def stages_alone(pipeline: Pipeline, batch: Any) -> Alone:
                 for arrays, rate in ((pipeline.inputs, model.h2d), (pipeline.outputs, model.d2h))
             ]
             return Alone(copies[0], compute, copies[1], model.prepare)
-        compute = steady(engines, rehearsal.stream, rehearsal.compute)
+        compute = steady(engines, rehearsal.stream, rehearsal.compute, count)
         prepare = statistics.median(rehearsal.prepare() for _ in range(_REPEATS))
     copies = _Copies(
         engines,
