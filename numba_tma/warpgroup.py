@@ -14,7 +14,9 @@ from numba import cuda
 from numba.cuda.types import uint32, uint64
 
 from . import dtypes, ptx
+from .unroll import unroll
 
+WARPGROUP = 128  # threads
 ROW_BYTES = 128
 _PATTERN_BYTES = 8 * ROW_BYTES
 _STEP_BYTES = 32  # of K that one instruction takes
@@ -35,6 +37,27 @@ def matrix_descriptor(address, leading_bytes, stride_bytes, swizzle=SWIZZLE_128B
     leading = uint64(leading_bytes // 16) << uint64(16)
     stride = uint64(stride_bytes // 16) << uint64(32)
     return start | leading | stride | uint64(swizzle) << uint64(62)
+
+
+@cuda.jit(device=True, forceinline=True)
+def uniform(condition):
+    """`condition`, on which a warp's threads agree, by a vote.
+
+    ptxas cannot see that what came by way of shared memory or a division is the same for a warp. With a vote it can:
+    loops that end by it do not make wgmma wait, and what hangs on it stays in uniform registers.
+    """
+    return cuda.any_sync(0xFFFFFFFF, condition)
+
+
+@cuda.jit(device=True, forceinline=True)
+def consumer_number(thread, consumers):
+    """Which of the consumer warpgroups behind the producer's a thread of the block is in, as a uniform number."""
+    number = uint32(0)
+    for i in range(1, consumers):
+        unroll()
+        if uniform(thread >= uint32((i + 1) * WARPGROUP)):
+            number = uint32(i)
+    return number
 
 
 def k_elements(dtype: object) -> int:

@@ -130,7 +130,37 @@ def steps(lengths: Sequence[int] = (1024, 4096, 16384)) -> list[Record]:
 def long_context(s: int = 131072, heads: int = 16, head_dim: int = 128, seconds: float = 1.5) -> list[Record]:
     """One sequence of 128 K tokens: seconds and joules of a forward pass, each candidate for `seconds` on end.
 
-    Energy is the whole board's, by NVML's counter, which is updated every 20 to 100 ms.
+    Energy is the whole board's, by NVML's counter.
+    """
+    import torch
+
+    records = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for causal in (False, True):
+            launches = candidates(*_random(1, s, heads, head_dim), causal)
+            launches["step 3, cp.async"] = _step("mma_cp_async", *_random(1, s, heads, head_dim), causal)
+            for name, launch in launches.items():
+                spent, watts = _seconds_and_watts(launch, seconds)
+                flops = 4 * heads * s * s * head_dim // (2 if causal else 1)
+                records.append(
+                    {
+                        "name": name,
+                        "causal": causal,
+                        "length": s,
+                        "seconds": spent,
+                        "joules": watts * spent,
+                        "tflop_per_s": flops / spent / 1e12,
+                        "watts": watts,
+                    }
+                )
+    return records
+
+
+def _seconds_and_watts(launch: Callable[[], Any], seconds: float) -> tuple[float, float]:
+    """Of a launch, and of the board, while it runs again and again.
+
+    The counter of energy moves every 20 to 100 ms: power is what it gained between two of its moves, over the time
+    between these.
     """
     import torch
     from cuda.bindings import nvml
@@ -140,35 +170,25 @@ def long_context(s: int = 131072, heads: int = 16, head_dim: int = 128, seconds:
     handle = nvml.device_get_handle_by_pci_bus_id_v2(
         f"{bus.pci_domain_id:08x}:{bus.pci_bus_id:02x}:{bus.pci_device_id:02x}.0"
     )
-    records = []
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for causal in (False, True):
-            launches = candidates(*_random(1, s, heads, head_dim), causal)
-            launches["step 3, cp.async"] = _step("mma_cp_async", *_random(1, s, heads, head_dim), causal)
-            for name, launch in launches.items():
-                for _ in range(2):
-                    launch()
-                torch.cuda.synchronize()
-                began, energy, count = time.perf_counter(), nvml.device_get_total_energy_consumption(handle), 0
-                while time.perf_counter() - began < seconds:
-                    launch()
-                    torch.cuda.synchronize()
-                    count += 1
-                spent = time.perf_counter() - began
-                joules = (nvml.device_get_total_energy_consumption(handle) - energy) * 1e-3
-                flops = 4 * heads * s * s * head_dim // (2 if causal else 1)
-                records.append(
-                    {
-                        "name": name,
-                        "causal": causal,
-                        "length": s,
-                        "seconds": spent / count,
-                        "joules": joules / count,
-                        "tflop_per_s": flops * count / spent / 1e12,
-                        "watts": joules / spent,
-                    }
-                )
-    return records
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    launch()
+    begin.record()
+    launch()
+    end.record()
+    end.synchronize()
+    count = max(2, round(seconds / (begin.elapsed_time(end) * 1e-3)))
+    moves, before = [], nvml.device_get_total_energy_consumption(handle)
+    begin.record()
+    for _ in range(count):
+        launch()
+    end.record()
+    while not end.query():
+        energy = nvml.device_get_total_energy_consumption(handle)
+        if energy != before:
+            moves.append((time.perf_counter(), energy))
+            before = energy
+    (first, low), (last, high) = moves[0], moves[-1]
+    return begin.elapsed_time(end) * 1e-3 / count, (high - low) * 1e-3 / (last - first)
 
 
 def _step(name: str, q: Any, k: Any, v: Any, causal: bool) -> Callable[[], Any]:

@@ -213,7 +213,7 @@ class Plan:
         o.check_rows()
         columns = -(-o.head_dim // _HEAD_STEP) * _HEAD_STEP
         length = max(1, o.skv // max(arrays.view(starts[0]).shape[0] - 1, 1)) if packed else o.skv  # of a sequence
-        chosen = options.configuration or choice.choose(columns, o.band.kind, length)
+        chosen = options.configuration or choice.choose(columns, o.band.kind, length, None if packed else o.sq)
         self._boxes = [(GROUP_ROWS, 1, BOX), *[(chosen.keys, 1, BOX)] * 2, (GROUP_ROWS, 1, BOX)]
         kernel = make(columns, o.dtype, o.band.kind, o.scores.capped, packed=packed, **chosen.cut())
         batch, sq, skv = o.batch, o.sq, o.skv
@@ -221,6 +221,11 @@ class Plan:
             batch, sq = arrays.view(starts[0]).shape[0] - 1, min(starts[2], o.sq)
         diagonals = o.band.diagonals(0, 0) if packed else o.diagonals
         tiles_m = -(-sq // chosen.rows)
+        if tiles_m % chosen.cluster:
+            raise ValueError(
+                f"{sq} queries are {tiles_m} tiles of {chosen.rows}, which a cluster of {chosen.cluster} does not "
+                f"divide; choose a configuration with cluster=1"
+            )
         tiles = tiles_m * o.heads * batch
         if tiles >= 1 << 31:
             raise ValueError(f"{tiles:,} tiles of {chosen.rows} queries: fewer than 2**31 expected; split the batch")

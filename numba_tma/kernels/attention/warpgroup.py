@@ -20,7 +20,7 @@ from ...pipeline import ring
 from ...ragged import ragged_row
 from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
-from ...warpgroup import ROW_BYTES, matrix_descriptor
+from ...warpgroup import ROW_BYTES, consumer_number, matrix_descriptor, uniform
 from ..gemm.epilogue import make_pack
 from ..gemm.warpgroup import BOX_COLUMNS, GROUP_ROWS, WARPGROUP
 from .masks import Kind, make_tile_masks
@@ -100,6 +100,8 @@ class Tile(NamedTuple):
         (first, end) of the blocks of keys, at least one.
     fetch(tile, tensor_map, nrows, row, head, part, bar)
         Copy all columns of `nrows` rows of one head; `part` is `packed.Sequences`'.
+    fetch_shared(tile, tensor_map, nrows, row, head, part, bar, rank)
+        The same for all blocks of the cluster, as the one of this `rank`: every so many boxes of 64 columns.
     store(o, o_map, tile, thread, barrier, row, head, part, top, bottom)
         Multiply O's rows by `top` and `bottom`, and hand them to the copy engine through shared memory.
     keep(lse, batch, head, row, sq, largest, total, factor)
@@ -109,6 +111,7 @@ class Tile(NamedTuple):
     place: Callable
     blocks: Callable
     fetch: Callable
+    fetch_shared: Callable
     store: Callable
     keep: Callable
 
@@ -142,7 +145,9 @@ def _make_copies(packed: bool) -> tuple[Callable, Callable]:
 
 
 @functools.cache
-def make_tile(head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int, packed: bool = False) -> Tile:
+def make_tile(
+    head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int, packed: bool = False, cluster: int = 1
+) -> Tile:
     """The functions for these types and this shape of tile."""
     boxes = -(-head_dim // BOX_COLUMNS)
     rows = GROUP_ROWS * consumers
@@ -180,6 +185,17 @@ def make_tile(head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int, 
             load(to, tensor_map, 64 * box, head, row, part, bar)
 
     @cuda.jit(device=True, forceinline=True)
+    def fetch_shared(tile, tensor_map, nrows, row, head, part, bar, rank):
+        for turn in range(boxes // cluster):
+            unroll()
+            box = uint32(uint32(turn * cluster) + rank)
+            to = uint32(ptx.shared_address(tile) + box * uint32(nrows * ROW_BYTES))
+            column = uint32(box * uint32(BOX_COLUMNS))
+            ptx.cp_async_bulk_tensor_4d_shared_global_multicast(
+                to, tensor_map, column, head, row, part, bar, (1 << cluster) - 1
+            )
+
+    @cuda.jit(device=True, forceinline=True)
     def store(o, o_map, tile, thread, barrier, row, head, part, top, bottom):
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         line = uint32(ptx.shared_address(tile) + (warp * uint32(16) + lane % uint32(16)) * uint32(ROW_BYTES))
@@ -215,7 +231,7 @@ def make_tile(head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int, 
             if r < sq:
                 lse[batch, head, r] = log_sum_exp(largest[i], total[i], factor)
 
-    return Tile(place, blocks, fetch, store, keep)
+    return Tile(place, blocks, fetch, fetch_shared, store, keep)
 
 
 def _plan(boxes: int, dtype: str, consumers: int, keys: int, stages: int, o_over_q: bool) -> Shared:
@@ -240,6 +256,35 @@ def release(bar, thread):
         ptx.mbarrier_arrive(bar)
 
 
+@functools.cache
+def make_release(cluster: int) -> Callable:
+    """Make a `release` of what every block of the cluster fills a part of."""
+    if cluster == 1:
+        return release
+
+    @cuda.jit(device=True, forceinline=True)
+    def release_everywhere(bar, thread):
+        if thread < cluster:
+            ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(bar, thread))
+
+    return release_everywhere
+
+
+@functools.cache
+def make_meet(cluster: int) -> Callable:
+    """Make `meet()`: all threads of the cluster wait for each other."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def meet():
+        if cluster == 1:
+            cuda.syncthreads()
+        else:
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+
+    return meet
+
+
 class Supply(NamedTuple):
     """Device functions by which a block comes by its tiles and their contents.
 
@@ -260,11 +305,15 @@ class Supply(NamedTuple):
 
 @functools.cache
 def make_supply(
-    tile: Tile, smem: Shared, boxes: int, consumers: int, keys: int, stages: int, packed: bool = False
+    tile: Tile, smem: Shared, boxes: int, consumers: int, keys: int, stages: int, packed: bool = False, cluster: int = 1
 ) -> Supply:
-    """The functions for tiles of this kind, in this shared memory."""
+    """The functions for tiles of this kind, in this shared memory.
+
+    The blocks of a `cluster` have tiles of one head beside each other, with the same keys, in turns of the grid: each
+    fetches a part of K and V for all of them.
+    """
     q_bytes, kv_bytes = GROUP_ROWS * boxes * ROW_BYTES, keys * boxes * ROW_BYTES
-    place, blocks, fetch = tile.place, tile.blocks, tile.fetch
+    place, blocks, fetch, fetch_shared = tile.place, tile.blocks, tile.fetch, tile.fetch_shared
     extents, part_of = make_sequences(packed)
 
     @cuda.jit(device=True, forceinline=True)
@@ -275,9 +324,22 @@ def make_supply(
         for stage in range(stages):
             ptx.mbarrier_init(smem.k_full[stage], 1)
             ptx.mbarrier_init(smem.v_full[stage], 1)
-            ptx.mbarrier_init(smem.k_empty[stage], consumers)
-            ptx.mbarrier_init(smem.v_empty[stage], consumers)
+            ptx.mbarrier_init(smem.k_empty[stage], consumers * cluster)
+            ptx.mbarrier_init(smem.v_empty[stage], consumers * cluster)
         ptx.fence_mbarrier_init()
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch_keys(tile, tensor_map, row, head, part, bar):
+        if cluster == 1:
+            fetch(tile, tensor_map, keys, row, head, part, bar)
+        else:
+            fetch_shared(tile, tensor_map, keys, row, head, part, bar, ptx.cluster_ctarank())
+
+    @cuda.jit(device=True, forceinline=True)
+    def following_tile(tile, tiles, counter):
+        if cluster == 1:
+            return uint32(cuda.gridDim.x + uint32(cuda.atomic.inc(counter, 0, uint32(tiles - uint32(1)))))
+        return uint32(tile + uint32(cuda.gridDim.x))
 
     @cuda.jit(device=True, forceinline=True)
     def produce(
@@ -301,7 +363,7 @@ def make_supply(
         tiles = uint32(tiles_m * all_heads)
         tile = uint32(cuda.blockIdx.x)
         while tile < tiles:
-            following = uint32(cuda.gridDim.x + uint32(cuda.atomic.inc(counter, 0, uint32(tiles - uint32(1)))))
+            following = following_tile(tile, tiles, counter)
             row, head, batch = place(tile, tiles_m, heads, all_heads, together)
             sq, skv, low, high, q_start, kv_start = extents(
                 batch, all_sq, all_skv, all_low, all_high, q_starts, kv_starts
@@ -326,10 +388,10 @@ def make_supply(
                     key = uint32(block * uint32(keys))
                     ptx.mbarrier_wait_parity(smem.k_empty[stage], phase ^ uint32(1))
                     ptx.mbarrier_arrive_expect_tx(smem.k_full[stage], kv_bytes)
-                    fetch(smem.k[stage], k_map, keys, key, kv_head, kv_part, smem.k_full[stage])
+                    fetch_keys(smem.k[stage], k_map, key, kv_head, kv_part, smem.k_full[stage])
                     ptx.mbarrier_wait_parity(smem.v_empty[stage], phase ^ uint32(1))
                     ptx.mbarrier_arrive_expect_tx(smem.v_full[stage], kv_bytes)
-                    fetch(smem.v[stage], v_map, keys, key, kv_head, kv_part, smem.v_full[stage])
+                    fetch_keys(smem.v[stage], v_map, key, kv_head, kv_part, smem.v_full[stage])
                 turn = uint32(turn + uint32(1))
             tile = following
         for i in range(consumers):
@@ -377,7 +439,7 @@ def make_warpgroups(
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
     wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
     tile_functions = make_tile(head_dim, dtype, kind, consumers, keys, packed)
-    place, blocks, _, store, keep = tile_functions
+    place, blocks, store, keep = tile_functions.place, tile_functions.blocks, tile_functions.store, tile_functions.keep
     smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
     initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages, packed)
     extents, part_of = make_sequences(packed)
@@ -518,13 +580,23 @@ def make_overlapped(
     o_over_q: bool = False,
     ping_pong: bool = False,
     packed: bool = False,
+    cluster: int = 1,
 ) -> Kernel:
     """Steps 7 to 9: the next block's scores are started before this one's product, so that softmax has one beside it.
 
-    With `ping_pong` two warpgroups also take turns in starting: one's products run beside the other's softmax.
+    With `ping_pong` two warpgroups also take turns in starting: one's products run beside the other's softmax. The
+    blocks of a `cluster`, which have tiles beside each other, fetch K and V for each other.
     Parameters are those of `make_warpgroups`'.
+
+    Raises:
+        ValueError: a cluster whose blocks do not see the same keys, or among which a row's columns are not divided.
     """
     boxes = -(-head_dim // BOX_COLUMNS)
+    if cluster > 1 and (packed or kind.left or kind.right or boxes % cluster):
+        raise ValueError(
+            f"cluster {cluster}: its blocks need the same keys, all of sequences of one length, and fetch boxes of "
+            f"{BOX_COLUMNS} columns in turn; head_dim {head_dim} has {boxes}; take cluster=1"
+        )
     score_elements, o_elements, p_elements = keys // 2, head_dim // 2, keys // 4
     fewer, more = REGISTERS[consumers]
     ping_pong = ping_pong and consumers == 2
@@ -539,10 +611,11 @@ def make_overlapped(
     pack = make_pack(dtype)
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
     wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
-    tile_functions = make_tile(head_dim, dtype, kind, consumers, keys, packed)
-    place, blocks, _, store, keep = tile_functions
+    tile_functions = make_tile(head_dim, dtype, kind, consumers, keys, packed, cluster)
+    place, blocks, store, keep = tile_functions.place, tile_functions.blocks, tile_functions.store, tile_functions.keep
     smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
-    initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages, packed)
+    initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages, packed, cluster)
+    release_keys, meet = make_release(cluster), make_meet(cluster)
     extents, part_of = make_sequences(packed)
     o_tile = _make_o_tile(smem, o_over_q)
 
@@ -561,14 +634,14 @@ def make_overlapped(
             if ping_pong:
                 ptx.bar_arrive(uint32(uint32(2) - mine), pair)
             wait_scores(s, 1)
-            release(smem.k_empty[following], thread)
+            release_keys(smem.k_empty[following], thread)
             if soft_cap:
                 cap(s, inner)
             if hidden:
                 hide(s, row, key, skv, low, high)
             weigh(s, factor, largest, total, shrink)
             wait_o(o, 0)
-            release(smem.v_empty[stage], thread)
+            release_keys(smem.v_empty[stage], thread)
             for i in range(p_elements):  # not before the product that reads them is done
                 unroll()
                 p[i] = ptx.mov_b32(pack(s[2 * i], s[2 * i + 1]))
@@ -580,7 +653,7 @@ def make_overlapped(
 
     advance, advance_hidden = make_advance(False), make_advance(True)
 
-    @kernel(threads=WARPGROUP * (consumers + 1), shared=smem)
+    @kernel(threads=WARPGROUP * (consumers + 1), shared=smem, cluster=cluster)
     def attention_overlapped(
         q_map,
         k_map,
@@ -605,7 +678,7 @@ def make_overlapped(
         thread = uint32(cuda.threadIdx.x)
         if thread == 0:
             initialise()
-        cuda.syncthreads()
+        meet()
         if thread < WARPGROUP:
             ptx.setmaxnreg_dec(fewer)
             if thread == 0:
@@ -615,7 +688,7 @@ def make_overlapped(
                 )
         else:
             ptx.setmaxnreg_inc(more)
-            mine = uint32(thread // uint32(WARPGROUP) - uint32(1))
+            mine = consumer_number(thread, consumers)
             thread = uint32(thread % uint32(WARPGROUP))
             lane_row = uint32(thread // uint32(32) * uint32(16) + thread % uint32(32) // uint32(4))
             lane_key = uint32(thread % uint32(4) * uint32(2))
@@ -646,7 +719,7 @@ def make_overlapped(
                 ptx.mbarrier_wait_parity(smem.k_full[stage], phase)
                 scores(s, q_tile, ptx.shared_address(smem.k[stage]))
                 wait_scores(s, 0)
-                release(smem.k_empty[stage], thread)
+                release_keys(smem.k_empty[stage], thread)
                 if soft_cap:
                     cap(s, inner)
                 hide(s, row_of_thread, uint32(block * uint32(keys) + lane_key), skv, low, high)
@@ -657,19 +730,19 @@ def make_overlapped(
                     unroll()
                     p[i] = ptx.mov_b32(pack(s[2 * i], s[2 * i + 1]))
                 started = False
-                while block > end_full:
+                while uniform(block > end_full):
                     unroll(1)
                     block = uint32(block - uint32(1))
                     where = (row_of_thread, uint32(block * uint32(keys) + lane_key))
                     advance_hidden(s, o, p, largest, total, shrink, q_tile, whose, use, started, where, limits, scale)
                     use, started = uint32(use + uint32(1)), True
-                while block > first_full:
+                while uniform(block > first_full):
                     unroll(1)
                     block = uint32(block - uint32(1))
                     advance(s, o, p, largest, total, shrink, q_tile, whose, use, started, where, limits, scale)
                     use, started = uint32(use + uint32(1)), True
                 if left:
-                    while block > first:
+                    while uniform(block > first):
                         unroll(1)
                         block = uint32(block - uint32(1))
                         where = (row_of_thread, uint32(block * uint32(keys) + lane_key))
@@ -685,7 +758,7 @@ def make_overlapped(
                 total[0], total[1] = quad_sum(total[0]), quad_sum(total[1])
                 top, bottom = inverse(total[0]), inverse(total[1])
                 wait_o(o, 0)
-                release(smem.v_empty[stage], thread)
+                release_keys(smem.v_empty[stage], thread)
                 part = part_of(batch, q_start, sq)
                 store(o, o_map, o_tile(mine), thread, uint32(mine + uint32(3)), row, head, part, top, bottom)
                 if o_over_q and thread == 0:
@@ -705,5 +778,7 @@ def make_overlapped(
                 ptx.bar_sync(1, pair)  # the second one's last arrival
             if thread == 0:
                 ptx.cp_async_bulk_wait_group_read(0)
+        if cluster > 1:
+            meet()  # a block's shared memory outlives what the others send there
 
     return attention_overlapped

@@ -17,10 +17,9 @@ from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait, ring
 from ...shared import Barriers, Shared, Tiles
 from ...unroll import unroll
-from ...warpgroup import ROW_BYTES, k_elements, make_product
-from .epilogue import make_activation, make_direct_store
+from ...warpgroup import ROW_BYTES, WARPGROUP, k_elements, make_product
+from .epilogue import make_activation_of_two, make_direct_store
 
-WARPGROUP = 128  # threads
 GROUP_ROWS = 64  # of C, in one instruction
 TILE_ROWS = 2 * GROUP_ROWS  # of C, in a block
 BOX_COLUMNS = 64  # of B in a row of 128 bytes, where B's rows run along N
@@ -76,7 +75,7 @@ def make_finish(columns: int, activation: str, has_bias: bool) -> Callable:
 
     A loop of its own: together with the store its body would be too large for the compiler to unroll.
     """
-    activate = make_activation(activation)
+    activate = make_activation_of_two(activation)
     plain = activation == "none" and not has_bias
     blocks = 0 if plain else columns // 8
 
@@ -92,10 +91,9 @@ def make_finish(columns: int, activation: str, has_bias: bool) -> Callable:
                     left = float32(bias[x])
                 if uint32(x + uint32(1)) < width:
                     right = float32(bias[uint32(x + uint32(1))])
-            accumulator[4 * j] = activate(accumulator[4 * j] + left)
-            accumulator[4 * j + 1] = activate(accumulator[4 * j + 1] + right)
-            accumulator[4 * j + 2] = activate(accumulator[4 * j + 2] + left)
-            accumulator[4 * j + 3] = activate(accumulator[4 * j + 3] + right)
+            for i in (4 * j, 4 * j + 2):
+                unroll()
+                accumulator[i], accumulator[i + 1] = activate(accumulator[i] + left, accumulator[i + 1] + right)
 
     return finish
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from numba_tma import tracing, use_backend
-from numba_tma.kernels.attention.choice import Configuration
+from numba_tma.kernels.attention.choice import Configuration, choose
 from numba_tma.kernels.attention.forward import attention, attention_varlen, bind_attention
 from numba_tma.kernels.attention.ladder import reference
+from numba_tma.kernels.attention.masks import Band
 
 pytestmark = pytest.mark.filterwarnings("error::numba_tma.launch.HazardWarning")
 
@@ -274,6 +275,22 @@ def exact_on_the_gpu(q, k, v, causal=False, window=(-1, -1)):
     return (s.softmax(-1).nan_to_num(0.0) @ v).transpose(1, 2), lse
 
 
+def test_a_cluster_that_does_not_divide_the_tiles_is_refused(rng):
+    q, k, v = (drawn(rng, (1, 300), 1, 128, BFLOAT16) for _ in range(3))
+    with use_backend("sim"), pytest.raises(ValueError, match="300 queries are 3 tiles of 128"):
+        attention(q, k, v, configuration=Configuration(cluster=2))
+
+
+@pytest.mark.parametrize(
+    ("skv", "causal", "clusters"), [(65536, False, 2), (65535, False, 1), (65536, True, 1), (1000, False, 1)]
+)
+def test_keys_are_shared_where_that_pays(skv, causal, clusters):
+    chosen = choose(128, Band.of(causal).kind, skv, 1024)
+    assert chosen.cluster == clusters
+    assert choose(128, Band.of(causal).kind, skv, 1025).cluster == 1  # for nine tiles
+    assert choose(128, Band.of(causal).kind, skv).cluster == 1  # who knows how many
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 192, 256])
@@ -316,3 +333,19 @@ def test_packed_sequences_on_the_gpu(rng, head_dim, causal):
             o, exact_lse = exact_on_the_gpu(q[None, rows], k[None, rows], v[None, rows], causal=causal)
             assert (out[rows].double() - o[0]).abs().max() <= 2.0**-7 * float(v.abs().max())
             assert (lse[:, rows] - exact_lse[0]).abs().max() < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_long_sequences_get_on_the_gpu(rng, causal):
+    torch = pytest.importorskip("torch")
+    chosen = choose(128, Band.of(causal).kind, 1 << 17, 1 << 17)
+    for _ in range(5):
+        sq, skv = 256 * int(rng.integers(1, 6)) - int(rng.integers(0, 100)), int(rng.integers(1, 1500))
+        q = torch.randn(2, sq, 4, 128, device="cuda", dtype=torch.bfloat16)
+        k, v = (torch.randn(2, skv, 2, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        out = torch.full_like(q, float("nan"))
+        attention(q, k, v, out=out, causal=causal, configuration=chosen)
+        o, _ = exact_on_the_gpu(q, k, v, causal=causal)
+        off = (out.double() - o).abs().max()
+        assert off <= 2 * 2.0**-8 * float(v.abs().max()), f"{(sq, skv)}: off by {off}"

@@ -30,6 +30,10 @@ CASES = {
         {},
         {"keys": 80, "o_over_q": True},
     ),
+    "overlapped, in clusters": (
+        *("overlapped", BFLOAT16, (1, 250, 130, 2, 1, 128)),
+        *({}, {"consumers": 1, "keys": 48, "cluster": 2}),
+    ),
     "warpgroups, a window": (
         *("warpgroups", BFLOAT16, (2, 130, 200, 2, 2, 64)),
         *({"window": (40, 10), "soft_cap": 5.0}, {"keys": 64, "stages": 3}),
@@ -77,7 +81,19 @@ def test_numbers(rng, name, schedule):
     assert not given["o"][np.isneginf(lse).swapaxes(1, 2)].any()
 
 
-@pytest.mark.parametrize("name", ["overlapped, causal", "warpgroups, more queries than keys"])
+@pytest.mark.parametrize(
+    ("head_dim", "kind", "packed"),
+    [(128, Kind(False, True), False), (128, Kind(False, False), True), (64, Kind(False, False), False)],
+    ids=["masked", "packed", "one box"],
+)
+def test_a_cluster_that_has_nothing_to_share_is_refused(head_dim, kind, packed):
+    with pytest.raises(ValueError, match="take cluster=1"):
+        warpgroup.make_overlapped(head_dim, "bfloat16", kind, packed=packed, cluster=2)
+
+
+@pytest.mark.parametrize(
+    "name", ["overlapped, causal", "overlapped, in clusters", "warpgroups, more queries than keys"]
+)
 def test_machine_code(rng, name):
     _, kernel, _, arguments = bound(rng, *CASES[name])
     compiled = kernel.compile(*arguments)
@@ -86,6 +102,7 @@ def test_machine_code(rng, name):
     assert not [warning for warning in resources.warnings if "C75" in warning]
     opcodes = set(re.findall(r"\b(HGMMA|UTMALDG|UTMASTG|STSM|USETMAXREG|LDL|STL)\b", compiled.sass))
     assert opcodes == {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG"}
+    assert ("UTMALDG.4D.MULTICAST" in compiled.sass) == ("cluster" in CASES[name][4])
 
 
 @pytest.mark.full
