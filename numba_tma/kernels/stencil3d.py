@@ -450,7 +450,7 @@ def _bind_maps(make: Callable[..., Kernel], stages: int) -> Callable[..., Callab
         rows: int = 4,
         stages: int = stages,
         depth: int | None = None,
-        l2_promotion: str = "256B",
+        l2_promotion: str = "128B",
         stream: object = None,
     ) -> Callable[[], Any]:
         check_tile(tile, rows)
