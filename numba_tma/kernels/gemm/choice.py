@@ -16,7 +16,7 @@ from typing import Any
 from ... import driver, dtypes
 from ...launch import Kernel, backend, gpu_refusal
 from ...warpgroup import ROW_BYTES, k_elements
-from .tuned import blocks_per_sm, make_split, make_tuned, result_bytes, stage_bytes, sums_bytes
+from .tuned import bias_bytes, blocks_per_sm, make_split, make_tuned, result_bytes, stage_bytes, sums_bytes
 from .warpgroup import BOX_COLUMNS, GROUP_ROWS
 
 TABLE = Path(__file__).with_name("tuned.json")
@@ -90,7 +90,8 @@ class Configuration:
         return max(2, min(chunks, left // result_bytes(self.consumers, 1)))
 
     def _shared(self) -> int:
-        return min(_SHARED_LIMIT, _SHARED_PER_SM // blocks_per_sm(self.consumers, self.columns) - _RESERVED)
+        shared = _SHARED_PER_SM // blocks_per_sm(self.consumers, self.columns) - _RESERVED
+        return min(_SHARED_LIMIT, shared) - bias_bytes(self.consumers, self.columns)
 
     def fits(self, types: Types) -> bool:
         """Whether there is such a kernel for these types."""

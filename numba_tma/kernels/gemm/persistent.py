@@ -300,6 +300,7 @@ def make_staged_store(
     batched: bool = False,
     accumulate: bool = False,
     tiles: int = 2,
+    shared_bias: bool = False,
 ) -> Callable:
     """Make a function that writes a warpgroup's 64 x `columns` by TMA.
 
@@ -309,13 +310,14 @@ def make_staged_store(
     turn, the first at `place`: the next are written while the last are copied. Where there is a tile for each, all are
     written at once and copied while the next product is computed. `barrier` is a named barrier of this warpgroup's own,
     `width` C's columns, beyond which there is no bias, and `batch` the slowest coordinate of a map of three dimensions.
+    With `shared_bias` the bias is the address of the tile's columns in shared memory, float32, written before the call.
     With `accumulate` (and `batched`) the copy engine adds to what C holds, in L2: C does not come to the SM for it.
     """
     chunk_columns = ROW_BYTES // dtypes.lookup(out_dtype).size
     chunks = columns // chunk_columns
     tile_bytes = GROUP_ROWS * ROW_BYTES
     others = tiles - 1
-    finish = make_finish(columns, activation, has_bias)
+    finish = make_finish(columns, activation, has_bias, shared_bias)
     write = make_write(out_dtype)
 
     @cuda.jit(device=True, forceinline=True)
@@ -334,11 +336,11 @@ def make_staged_store(
 
     @cuda.jit(device=True, forceinline=True)
     def store_at_once(accumulator, c_map, bias, place, thread, barrier, row, column, batch, width):
-        finish(accumulator, bias, thread, column, width)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         if thread == 0:
             ptx.cp_async_bulk_wait_group_read(0)
         ptx.bar_sync(barrier, WARPGROUP)
+        finish(accumulator, bias, thread, column, width)
         for chunk in range(chunks):
             unroll()
             write(accumulator, chunk, uint32(place + uint32(chunk * tile_bytes)), lane, warp)
@@ -353,7 +355,6 @@ def make_staged_store(
 
     @cuda.jit(device=True, forceinline=True)
     def store(accumulator, c_map, bias, place, thread, barrier, row, column, batch, width):
-        finish(accumulator, bias, thread, column, width)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         for chunk in range(chunks):
             unroll()
@@ -364,6 +365,8 @@ def make_staged_store(
                 else:
                     ptx.cp_async_bulk_wait_group_read(others)  # the copy that took this tile last has read it
             ptx.bar_sync(barrier, WARPGROUP)
+            if chunk == 0:
+                finish(accumulator, bias, thread, column, width)
             write(accumulator, chunk, tile, lane, warp)
             ptx.fence_proxy_async_shared_cta()
             ptx.bar_sync(barrier, WARPGROUP)

@@ -105,6 +105,11 @@ def stage_bytes(rows: int, columns: int) -> int:
     return (rows + columns) * ROW_BYTES + 16
 
 
+def bias_bytes(consumers: int, columns: int) -> int:
+    """Shared memory that `make_tuned` needs for the bias of a tile's columns, for each consumer by itself."""
+    return 4 * consumers * columns
+
+
 def result_bytes(consumers: int, tiles: int = 2) -> int:
     """Shared memory that `make_tuned` needs for results on their way to TMA: `tiles` tiles for each consumer."""
     return tiles * consumers * GROUP_ROWS * ROW_BYTES
@@ -149,7 +154,39 @@ def make_tuned(
     fetch = make_fetch(rows, columns, dtype, b_major, cluster, across)
     product = make_product(columns, dtype, b_major)
     wait_group = getattr(ptx, f"wgmma_wait_group_m64n{columns}_f32")
-    smem = Shared(**_rings(rows, columns, dtype, stages), **_results(out_dtype, results * consumers if by_tma else 0))
+    shared_bias = has_bias and by_tma
+    parts = -(-columns // WARPGROUP)
+    smem = Shared(
+        **_rings(rows, columns, dtype, stages),
+        **_results(out_dtype, results * consumers if by_tma else 0),
+        **({"bias": Buffer((consumers * columns,), float32)} if shared_bias else {}),
+    )
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_bias(kept, bias, column, thread, width):
+        """This thread's share of the bias of a tile's columns, while the first products are computed."""
+        for i in range(parts):
+            unroll()
+            x = uint32(column + thread + uint32(i * WARPGROUP))
+            kept[i] = float32(bias[x]) if x < width else float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def share_bias(kept, group, thread):
+        for i in range(parts):
+            unroll()
+            x = uint32(thread + uint32(i * WARPGROUP))
+            if x < columns:
+                smem.bias[uint32(group * uint32(columns) + x)] = kept[i]
+
+    @cuda.jit(device=True, forceinline=True)
+    def bias_in_shared(bias, group):
+        return uint32(ptx.shared_address(smem.bias) + group * uint32(4 * columns))
+
+    @cuda.jit(device=True, forceinline=True)
+    def bias_itself(bias, group):
+        return bias
+
+    bias_of = bias_in_shared if shared_bias else bias_itself
 
     @cuda.jit(device=True, forceinline=True)
     def meet():
@@ -177,12 +214,13 @@ def make_tuned(
             ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[stage], thread))
 
     if by_tma:
-        staged = make_staged_store(columns, out_dtype, activation, has_bias, True, accumulate, results)
+        staged = make_staged_store(columns, out_dtype, activation, has_bias, True, accumulate, results, shared_bias)
 
         @cuda.jit(device=True, forceinline=True)
         def store(accumulator, c, bias, group, thread, row, column, batch, width):
             place = ptx.shared_address(smem.c[uint32(group * uint32(results))])
-            staged(accumulator, c, bias, place, thread, uint32(group + uint32(1)), row, column, batch, width)
+            tile_bias, barrier = bias_of(bias, group), uint32(group + uint32(1))
+            staged(accumulator, c, tile_bias, place, thread, barrier, row, column, batch, width)
 
         @cuda.jit(device=True, forceinline=True)
         def drain(thread):
@@ -249,10 +287,14 @@ def make_tuned(
             thread = uint32(thread % uint32(WARPGROUP))
             mine = uint32(group * uint32(GROUP_ROWS * ROW_BYTES))
             accumulator = cuda.local.array(accumulators, float32)
+            kept = cuda.local.array(parts, float32)
             tile = first
             while tile < tiles:
                 batch = uint32(tile // per_batch)
                 m, n = tile_of(uint32(tile - batch * per_batch), tiles_m, tiles_n, band)
+                if shared_bias:
+                    _, column = place(m, n, rank)
+                    load_bias(kept, bias, column, thread, width)
                 for block in range(k_blocks):
                     unroll(1)
                     stage, phase = ring(use, stages)
@@ -267,6 +309,8 @@ def make_tuned(
                 wait_group(accumulator, 0)
                 before, _ = ring(uint32(use - uint32(1)), stages)
                 release(before, thread)
+                if shared_bias:
+                    share_bias(kept, group, thread)
                 row, column = place(m, n, rank)
                 row = uint32(row + group * uint32(GROUP_ROWS))
                 store(accumulator, c, bias, group, thread, row, column, batch, width)

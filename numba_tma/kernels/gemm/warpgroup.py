@@ -70,8 +70,10 @@ def make_fetch(rows: int, columns: int, dtype: str, b_major: str) -> Callable:
 
 
 @functools.cache
-def make_finish(columns: int, activation: str, has_bias: bool) -> Callable:
+def make_finish(columns: int, activation: str, has_bias: bool, shared_bias: bool = False) -> Callable:
     """Make `finish(accumulator, bias, thread, column, width)`: add the bias of C's `width` columns, and activate.
+
+    With `shared_bias` the bias is the address of the tile's columns in shared memory, float32.
 
     A loop of its own: together with the store its body would be too large for the compiler to unroll.
     """
@@ -85,7 +87,11 @@ def make_finish(columns: int, activation: str, has_bias: bool) -> Callable:
         for j in range(blocks):
             unroll()
             left, right = float32(0), float32(0)
-            if has_bias:
+            if shared_bias:
+                left, right = ptx.ld_shared_v2_f32(
+                    uint32(bias + (thread % uint32(4) * uint32(2) + uint32(8 * j)) * uint32(4))
+                )
+            elif has_bias:
                 x = uint32(column + uint32(8 * j))
                 if x < width:
                     left = float32(bias[x])

@@ -74,7 +74,8 @@ def test_every_kernel_and_its_edges(rng, configuration, monkeypatch):
     n = n // 8 * 8 if rng.random() < 0.7 else n  # results by TMA
     a = rng.standard_normal((m, k)).astype(np.float16)
     weight = pitched_copy(rng.standard_normal((n, k)).astype(np.float16))
-    check(matmul(a, weight.T, configuration=configuration), expected(a, weight.T), np.float16)
+    bias = 8 * rng.standard_normal(n).astype(np.float32)
+    check(matmul(a, weight.T, bias=bias, configuration=configuration), expected(a, weight.T, bias), np.float16)
 
 
 @pytest.mark.parametrize(
