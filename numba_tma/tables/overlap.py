@@ -196,7 +196,8 @@ def claims(results: Path) -> list[list[str]]:
     """Rows for the table of docs/claims.md."""
     found, runs = _load(results), _runs(results)
     rates, pageable = found["balance"]["rates"], found["pitfalls"]["pageable"]
-    hidden = min(found["sweeps"]["shares"], key=lambda row: abs(row["kernel_over_copy"] - 1))
+    longer = [row for row in found["sweeps"]["shares"] if row["kernel_over_copy"] >= 1]
+    hidden = min(longer, key=lambda row: row["kernel_over_copy"])
     streams = found["pitfalls"]["many_streams"]["seconds_by_streams"]
     loop = found["pitfalls"]["loop"]
     gains = [f"{runs['three_streams', count]['times_serial_pinned']:.2f} ×" for count in (4, 8)]
