@@ -8,7 +8,7 @@ launch can be captured into a CUDA graph and replayed as the sequences grow.
 from __future__ import annotations
 
 import functools
-import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,9 +22,9 @@ from ...launch import backend, watched
 from ...tensor_map import TensorMap
 from ..calls import current_stream, layout, new_like, pointer, seen
 from ..gemm.choice import multiprocessors
-from .kv_cache import capacity_of, check_rows, views_of, with_queries
-from .masks import UNBOUNDED
-from .operands import BOX, MAX_HEAD_DIM, Scores
+from .kv_cache import MOST_BLOCKS, capacity_of, check_batch, check_rows, views_of, with_queries
+from .masks import MOST_KEYS, UNBOUNDED
+from .operands import BOX, MAX_HEAD_DIM, Scores, check_outputs, number
 from .split_kv import Cache, Tiling, make_split_kv
 
 MAX_QUERIES = 16
@@ -33,7 +33,6 @@ _RING_BYTES = 192 * 1024  # of a block's tiles, of 227 KB that an SM has
 _SHARED_BYTES = 227 * 1024  # of an SM, some 1 KB a block aside
 _MOST_SPLITS = 128
 _MANY_ROUNDS = 16  # tiles for each warp, that make a block's start and end small beside the rest
-_MOST_BLOCKS = 65535  # in a grid's second and third dimension
 # What `splits_for` reckons with, of an H200: bytes a second, all in all, to an SM, and to one whose neighbour reads
 # too; and seconds: of a block besides reading, for its start and its end; of a warp for a tile that is there, and for
 # each element of K in it; of the last block to merge, and for each part.
@@ -79,9 +78,12 @@ def tiling_for(
         ValueError: it does not fit.
     """
     boxes = -(-extents.head_dim // BOX)
-    keys = keys or (32 if boxes == 1 else 16)
-    warps = warps or (8 if boxes <= 3 else 4)
-    stages = stages or max(_RING_BYTES // (warps * 2 * boxes * keys * 128), 1)
+    if keys is None:
+        keys = 32 if boxes == 1 else 16
+    if warps is None:
+        warps = 8 if boxes <= 3 else 4
+    if stages is None:
+        stages = max(_RING_BYTES // (max(warps, 1) * 2 * boxes * max(keys, 1) * 128), 1)
     return Tiling(extents.head_dim, extents.rows, keys, warps, stages)
 
 
@@ -149,6 +151,22 @@ class Options:
     stages: int | None = None
     l2_promotion: str = "128B"  # a box's rows
 
+    def checked(self) -> Options:
+        """The same, numbers all; apart from the constructor, since each call makes one and few are new.
+
+        Raises:
+            TypeError: something else than a number, where one is expected.
+            ValueError: a window that is no number of keys.
+        """
+        counts = {name: getattr(self, name) for name in ("splits", "keys", "warps", "stages")}
+        return Options(
+            None if self.scale is None else number("scale", self.scale),
+            number("soft_cap", self.soft_cap),
+            _window(self.window),
+            **{name: None if count is None else _whole(name, count) for name, count in counts.items()},
+            l2_promotion=self.l2_promotion,
+        )
+
 
 class Plan:
     """All of a call that does not depend on where its arrays lie.
@@ -161,12 +179,14 @@ class Plan:
     def __init__(
         self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, page_table: Any, out: Any, lse: Any, options: Options
     ) -> None:
+        options = options.checked()
         rows = {"q": q} if out is None else {"q": q, "out": out}
         views = views_of(
             _CALLER, **rows, k_cache=k_cache, v_cache=v_cache, lengths=lengths, page_table=page_table, lse=lse
         )
         self.extents = extents = _extents(views)
-        check_rows(_CALLER, **rows)
+        check_rows(_CALLER, **rows, k_cache=k_cache, v_cache=v_cache)
+        _check_forwards(views)
         found = views["q"]
         self.new_output = functools.partial(new_like, found.shape, dtypes.lookup(found.dtype))
         self._host = found.host
@@ -174,12 +194,10 @@ class Plan:
         # With a dimension for the queries of a sequence.
         self._lse = ((*of_lse.shape, 1), (*of_lse.strides, 4)) if of_lse and len(of_lse.shape) == 2 else ()
         page_size = views["k_cache"].shape[1] if page_table is not None else 0
-        scores = Scores.of(
-            1 / math.sqrt(extents.head_dim) if options.scale is None else float(options.scale), float(options.soft_cap)
-        )
+        scores = Scores.of(options.scale, options.soft_cap, extents.head_dim)
         self._tiling = tiling = tiling_for(extents, options.keys, options.warps, options.stages)
         self.splits = splits = _splits(options, extents, tiling)
-        window = _window(options.window)
+        window = options.window
         cache = Cache.of(tiling.keys, page_size)
         self._box, self._l2_promotion = (1, cache.box_rows, 1, BOX), options.l2_promotion
         kernel = make_split_kv(
@@ -206,9 +224,17 @@ class Plan:
         workspace: Workspace,
         stream: int,
     ) -> Callable[[], Any]:
-        """A launch for arrays where they are now; it keeps the workspace alive, not the arrays."""
+        """A launch for arrays where they are now; it keeps the workspace alive, not the arrays.
+
+        Raises:
+            ValueError: what is written shares memory with what is read, or is read-only.
+        """
+        given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "lengths": lengths, "page_table": page_table}
+        given |= {"out": out, "lse": lse}
+        views = {name: arrays.view(array) for name, array in given.items() if array is not None}
+        check_outputs(_CALLER, views, *(("out",) if lse is None else ("out", "lse")))
         maps = (
-            TensorMap(seen(x), self._box, swizzle="128B", l2_promotion=self._l2_promotion, store=False)
+            TensorMap(seen(x), self._box, swizzle="128B", l2_promotion=self._l2_promotion, overlap=True, store=False)
             for x in (k_cache, v_cache)
         )
         return self._on(stream).bind(
@@ -252,8 +278,8 @@ def decode(
         q: (B, Hq, D), or (B, Sq, Hq, D) with 1 to 16 queries a sequence, float16 or bfloat16. D is a multiple of 8, at
             most 256, and rows begin at multiples of 16 bytes.
         k_cache, v_cache: (B, capacity, Hkv, D) of q's type; Hq is a multiple of Hkv. With a page table (pages,
-            page_size, Hkv, D), page_size a multiple of 8. Any strides do, of multiples of 16 bytes but for the last.
-            What lies behind a sequence's end is not looked at.
+            page_size, Hkv, D), page_size a multiple of 8. Any strides do, of multiples of 16 bytes from 0 on but for
+            the last. What lies behind a sequence's end is not looked at.
         lengths: (B,), int32: keys of each sequence, those of the new queries included; more than the capacity count as
             the capacity, fewer than 0 as none.
         page_table: (B, most pages of a sequence), int32: where a sequence's pages are. Entries behind its end are not
@@ -262,7 +288,7 @@ def decode(
         soft_cap: bound of the scores, by a hyperbolic tangent; 0 for none.
         window: keys before its own that a query sees; -1 for all.
         splits: blocks that share a sequence, at most; by default as many as the GPU has room for.
-        out: as q, written; by default a new array of the kind of q.
+        out: as q, written; by default a new array of the kind of q. It may be q, and shares memory with no other array.
         lse: (B, Hq) or (B, Hq, Sq), as q has queries, float32: written if given, the logarithm of each row's sum of
             exponentials.
         stream: a stream's handle or object; by default PyTorch's or CuPy's current one, or the default stream.
@@ -283,7 +309,11 @@ def decode(
     given = (q, k_cache, v_cache, lengths, page_table, out, lse)
     key = (tuple([layout(array, _CALLER) for array in given]), options, backend())
     stream = current_stream(q) if stream is None else driver.stream_handle(stream)
-    found = _plans.get(key)
+    try:
+        found = _plans.get(key)
+    except TypeError:  # of an option that cannot be hashed
+        options.checked()
+        raise
     if found is None:
         found = (Plan(*given, options), {}, {})
         if len(_plans) >= _MOST_PLANS:
@@ -337,6 +367,11 @@ def bind_decode(
     """
     stream = current_stream(q) if stream is None else driver.stream_handle(stream)
     given = (q, k_cache, v_cache, lengths, page_table, out, lse)
+    for name in options:
+        if name not in Options.__dataclass_fields__:
+            raise TypeError(f"bind_decode has no option {name!r}; it has {', '.join(Options.__dataclass_fields__)}")
+    if out is None:
+        raise TypeError("bind_decode: out is None; an array is expected, which it writes each time")
     planned = Plan(*given, Options(**options))
     bound = planned.bind(*given, planned.workspace(), stream)
 
@@ -362,8 +397,7 @@ def _extents(views: dict[str, ArrayView]) -> Extents:
         raise ValueError(f"{_CALLER}: q has the shape {q.shape}; (B, Hq, D) or (B, Sq, Hq, D) expected, none of them 0")
     batch, *queries, heads, head_dim = q.shape
     sq = queries[0] if queries else 1
-    if batch > _MOST_BLOCKS:
-        raise ValueError(f"{_CALLER}: {batch} sequences; at most {_MOST_BLOCKS}, a grid's extent: take several calls")
+    check_batch(_CALLER, batch)
     if sq > MAX_QUERIES:
         raise ValueError(f"{_CALLER}: {sq} queries a sequence; at most {MAX_QUERIES}: this is for a few at the end")
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
@@ -384,12 +418,30 @@ def _extents(views: dict[str, ArrayView]) -> Extents:
     return Extents(batch, sq, heads, kv_heads, head_dim, capacity)
 
 
+def _check_forwards(views: dict[str, ArrayView]) -> None:
+    """See that the copy engine can step through the caches."""
+    for name in ("k_cache", "v_cache"):
+        view = views[name]
+        if any(step < 0 for step, extent in zip(view.strides, view.shape, strict=True) if extent > 1):
+            raise ValueError(
+                f"{_CALLER}: {name} runs backwards, its strides are {view.strides} B; the copy engine steps forwards "
+                f"only: copy it"
+            )
+
+
 def _splits(options: Options, extents: Extents, tiling: Tiling) -> int:
     if options.splits is None:
         return splits_for(extents, tiling, multiprocessors())
-    if not 1 <= options.splits <= _MOST_BLOCKS:
-        raise ValueError(f"{_CALLER}: splits {options.splits}; 1 or more expected, {_MOST_BLOCKS} at most")
-    return int(options.splits)
+    if not 1 <= options.splits <= MOST_BLOCKS:
+        raise ValueError(f"{_CALLER}: splits {options.splits}; 1 or more expected, {MOST_BLOCKS} at most")
+    return options.splits
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{_CALLER}: {name} is {value!r}; a whole number expected, or None") from None
 
 
 def _window(window: int) -> int:
@@ -397,4 +449,4 @@ def _window(window: int) -> int:
         raise ValueError(
             f"{_CALLER}: window {window!r}; expected the number of keys before its own that a query sees, or -1 for all"
         )
-    return int(window)
+    return min(int(window), MOST_KEYS)

@@ -18,23 +18,28 @@ from ... import arrays, driver, ptx
 from ...arrays import ArrayView
 from ...launch import Kernel, kernel
 from ...pitch import is_pitched
-from ..calls import current_stream, seen, viewed
+from ..calls import check_written, current_stream, seen, viewed
 from .operands import INPUTS
 
 _THREADS = 128
 _VECTOR = 8  # elements, 16 bytes
+MOST_BLOCKS = 65535  # in a grid's second and third dimension
+
+
+_OPTIONAL = ("page_table", "lse")  # arrays that may be None
 
 
 def views_of(caller: str, **given: Any) -> dict[str, ArrayView]:
-    """The arrays that are not None, seen; all in one memory, their last dimension contiguous.
+    """The arrays, seen, without optional ones that are None; all in one memory, their last dimension contiguous.
 
     Raises:
         TypeError: not an array.
         ValueError: they lie in different memories, or in other steps.
     """
-    views = viewed(caller, **{name: array for name, array in given.items() if array is not None})
+    present = {name: array for name, array in given.items() if array is not None or name not in _OPTIONAL}
+    views = viewed(caller, **present)
     for name, found in views.items():
-        if found.shape and found.shape[-1] > 1 and found.strides[-1] != found.dtype.itemsize:
+        if found.size and found.shape and found.shape[-1] > 1 and found.strides[-1] != found.dtype.itemsize:
             raise ValueError(
                 f"{caller}: {name} has strides of {found.strides} B; its last dimension must be contiguous: copy it"
             )
@@ -52,10 +57,21 @@ def check_rows(caller: str, **given: Any) -> None:
     """
     for name, array in given.items():
         if not is_pitched(array):
+            view = arrays.view(array)
             raise ValueError(
-                f"{caller}: {name} has strides of {arrays.view(array).strides} B; its rows must begin at multiples of "
-                f"16 bytes: copy it"
+                f"{caller}: {name} begins at the address {view.pointer:#x}, its strides are {view.strides} B; its rows "
+                f"must begin at multiples of 16 bytes: copy it"
             )
+
+
+def check_batch(caller: str, batch: int) -> None:
+    """See that a grid has room for so many sequences.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if batch > MOST_BLOCKS:
+        raise ValueError(f"{caller}: {batch} sequences; at most {MOST_BLOCKS}, a grid's extent: take several calls")
 
 
 def capacity_of(caller: str, views: Mapping[str, ArrayView], batch: int, head_dim: int, dtype: np.dtype) -> int:
@@ -68,7 +84,7 @@ def capacity_of(caller: str, views: Mapping[str, ArrayView], batch: int, head_di
     if len(k.shape) != 4 or k.shape != v.shape or k.shape[3] != head_dim or 0 in k.shape:
         raise ValueError(
             f"{caller}: k_cache is {k.shape}, v_cache {v.shape}; both must be (B, capacity, Hkv, {head_dim}), or "
-            f"(pages, page_size, Hkv, {head_dim}) with a page table"
+            f"(pages, page_size, Hkv, {head_dim}) with a page table, no extent 0"
         )
     if dtype.name not in INPUTS or k.dtype != dtype or v.dtype != dtype:
         raise ValueError(
@@ -105,13 +121,13 @@ def with_queries(array: Any) -> Any:
 def make_append(page_size: int) -> Kernel:
     """Make append_kv(k, v, k_cache, v_cache, lengths, page_table, capacity): a thread copies 8 elements of K and of V.
 
-    The grid is (pieces of a key's heads and columns, new keys, batch). `page_size` is 0 for a contiguous cache.
+    The grid is (new keys, pieces of a key's heads and columns, batch). `page_size` is 0 for a contiguous cache.
     """
 
     @kernel(threads=_THREADS)
     def append_kv(k, v, k_cache, v_cache, lengths, page_table, capacity):
-        at = uint32(uint32(cuda.blockIdx.x) * uint32(_THREADS) + uint32(cuda.threadIdx.x))
-        number, batch = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
+        at = uint32(uint32(cuda.blockIdx.y) * uint32(_THREADS) + uint32(cuda.threadIdx.x))
+        number, batch = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.z)
         pieces = uint32(uint32(k.shape[3]) // uint32(_VECTOR))
         head, column = uint32(at // pieces), uint32(at % pieces * uint32(_VECTOR))
         position = int32(int32(lengths[batch]) - int32(k.shape[1]) + int32(number))
@@ -167,8 +183,8 @@ def bind_append(
     new = views["k"]
     if len(new.shape) not in (3, 4) or views["v"].shape != new.shape or 0 in new.shape or new.shape[-1] % _VECTOR:
         raise ValueError(
-            f"{caller}: k is {new.shape}, v {views['v'].shape}; both must be (B, Hkv, D) or (B, n, Hkv, D), and D a "
-            f"multiple of {_VECTOR}"
+            f"{caller}: k is {new.shape}, v {views['v'].shape}; both must be (B, Hkv, D) or (B, n, Hkv, D), no extent 0 "
+            f"and D a multiple of {_VECTOR}"
         )
     if views["v"].dtype != new.dtype or new.shape[-2:] != views["k_cache"].shape[-2:]:
         raise ValueError(
@@ -176,12 +192,14 @@ def bind_append(
             f"must have one type, and the cache's heads and columns"
         )
     capacity = capacity_of(caller, views, new.shape[0], new.shape[-1], new.dtype)
+    check_batch(caller, new.shape[0])
+    check_written(caller, views, "k_cache", "v_cache")
     check_rows(caller, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
     stream = current_stream(k) if stream is None else driver.stream_handle(stream)
     page_size = views["k_cache"].shape[1] if page_table is not None else 0
     count = new.shape[1] if len(new.shape) == 4 else 1
     pieces = -(-new.shape[-2] * new.shape[-1] // (_VECTOR * _THREADS))
-    bound = make_append(page_size)[(pieces, count, new.shape[0]), None, stream].bind(
+    bound = make_append(page_size)[(count, pieces, new.shape[0]), None, stream].bind(
         with_queries(k),
         with_queries(v),
         seen(k_cache),

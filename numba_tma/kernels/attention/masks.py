@@ -20,7 +20,7 @@ from numba import cuda
 from numba.cuda.types import int32, uint32
 
 UNBOUNDED = -1
-_MOST = 1 << 30  # keys to a side; sums with rows and keys stay within 31 bits
+MOST_KEYS = 1 << 30  # keys to a side; sums with rows and keys stay within 31 bits
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Band:
                 f"window {window!r}: expected (left, right), the keys seen before and behind the query's own place; "
                 f"-1 for all"
             )
-        left, right = (min(int(n), _MOST) for n in sides)
+        left, right = (min(int(n), MOST_KEYS) for n in sides)
         return Band(left, 0 if causal else right)
 
     @property

@@ -13,6 +13,7 @@ from ... import arrays
 from ...arrays import ArrayView
 from ...pitch import is_pitched
 from ...tensor_map import TensorMap
+from ..calls import check_written
 from .masks import UNBOUNDED, Band
 
 INPUTS = ("float16", "bfloat16")
@@ -22,6 +23,18 @@ _LOG2_E = math.log2(math.e)
 # Between these, a scale's and a cap's products with log2(e) are ordinary float32 numbers, and a cap's error, 2^-22 of
 # it, is small beside the scores.
 _SCALES, _CAPS = (1e-30, 1e10), (1e-6, 8192.0)
+
+
+def number(name: str, value: Any) -> float:
+    """What is asked of a call, as a float.
+
+    Raises:
+        TypeError: it is no number; the message names it.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}; a number expected") from None
 
 
 @dataclass(frozen=True)
@@ -37,12 +50,17 @@ class Scores:
     capped: bool
 
     @staticmethod
-    def of(scale: float, soft_cap: float) -> Scores:
+    def of(scale: float | None, soft_cap: float, head_dim: int) -> Scores:
         """Of a softmax over scale · x, or over cap · tanh(scale · x / cap) if the soft cap is not 0.
 
+        A scale that is None stands for 1 / sqrt(head_dim).
+
         Raises:
-            ValueError: a scale or a soft cap that is not positive, or that float32 cannot work with.
+            TypeError: a scale or a soft cap that is no number.
+            ValueError: one that is not positive, or that float32 cannot work with.
         """
+        scale = 1 / math.sqrt(head_dim) if scale is None else number("scale", scale)
+        soft_cap = number("soft_cap", soft_cap)
         if not _SCALES[0] <= scale <= _SCALES[1]:  # a NaN as well
             raise ValueError(
                 f"scale {scale}: a positive number expected, {_SCALES[0]:.0e} to {_SCALES[1]:.0e}; usually it is "
@@ -63,6 +81,7 @@ class Operands:
     """The arrays of one attention, their extents, and what is asked of it.
 
     `heads` are the queries' and `kv_heads` those of keys and values, of which each serves `group` neighbouring heads.
+    `o` and `lse` are None where they are still to be made.
     """
 
     q: Any
@@ -111,7 +130,7 @@ class Operands:
                 f"head_dim {self.head_dim}: rows are moved in pieces of 16 bytes, 8 elements: pad q, k and v with "
                 f"zeros to {-(-self.head_dim // 8) * 8} (and give `scale`), or take a step of plain Numba"
             )
-        for name in ("q", "k", "v", "o"):
+        for name in ("q", "k", "v") if self.o is None else ("q", "k", "v", "o"):
             view = arrays.view(getattr(self, name))
             backwards = any(step < 0 for step, extent in zip(view.strides, view.shape, strict=True) if extent > 1)
             if not is_pitched(getattr(self, name)) or backwards or view.strides[1] >= 1 << 32:
@@ -130,28 +149,30 @@ def operands(
 ) -> Operands:
     """The arrays "q" (B, Sq, Hq, D), "k" and "v" (B, Skv, Hkv, D), "o" as q and "lse" (B, Hq, Sq), checked.
 
-    q, k, v and o are all float16 or all bfloat16, lse is float32; D is 256 at most, Hq a multiple of Hkv. `scale` is
-    1 / sqrt(D) if it is not given.
+    q, k, v and o are all float16 or all bfloat16, lse is float32; D is 256 at most, Hq a multiple of Hkv. o and lse may
+    be None. `scale` is 1 / sqrt(D) if it is not given.
 
     Raises:
-        TypeError: not an array.
+        TypeError: not an array, or no number.
         ValueError: dimensions, extents, types, strides, the window, the scale or the soft cap do not fit.
     """
-    views = {name: _view(name, given[name], 3 if name == "lse" else 4) for name in ("q", "k", "v", "o", "lse")}
-    q, k, v, o, lse = views.values()
+    views = {name: _view(name, given[name], 4) for name in ("q", "k", "v")}
+    q, k, v = views.values()
+    views |= {name: _view(name, given[name], n) for name, n in (("o", 4), ("lse", 3)) if given[name] is not None}
     batch, sq, heads, head_dim = q.shape
     skv, kv_heads = k.shape[1:3]
+    o, lse = views.get("o", q), views.get("lse")
     if k.shape != (batch, skv, kv_heads, head_dim) or v.shape != k.shape or o.shape != q.shape:
         raise ValueError(
             f"q {q.shape}, k {k.shape}, v {v.shape}, o {o.shape}: they must be (B, Sq, Hq, D), (B, Skv, Hkv, D), "
             f"(B, Skv, Hkv, D) and (B, Sq, Hq, D)"
         )
-    if lse.shape != (batch, heads, sq) or lse.dtype != np.float32:
+    if lse is not None and (lse.shape != (batch, heads, sq) or lse.dtype != np.float32):
         raise ValueError(
             f"lse is {lse.dtype} {lse.shape}: float32 of shape (B, Hq, Sq), {(batch, heads, sq)}, expected"
         )
     if 0 in q.shape or 0 in k.shape:
-        raise ValueError(f"q {q.shape}, k {k.shape}: there is nothing to attend to")
+        raise ValueError(f"q {q.shape}, k {k.shape}: there is nothing to attend to; extents of 1 and more expected")
     if heads % kv_heads:
         raise ValueError(
             f"{heads} heads of queries, {kv_heads} of keys: each of these serves equally many of those (arrays are "
@@ -162,10 +183,10 @@ def operands(
     if q.dtype.name not in INPUTS or any(view.dtype != q.dtype for view in (k, v, o)):
         raise ValueError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}, o {o.dtype}: all float16 or all bfloat16 expected")
     for name in ("o", "lse"):
-        if views[name].readonly:
+        if name in views and views[name].readonly:
             raise ValueError(f"{name} is read-only; it is written")
     return Operands(
-        *(given[name] for name in views),
+        *(given[name] for name in ("q", "k", "v", "o", "lse")),
         batch,
         sq,
         skv,
@@ -174,8 +195,22 @@ def operands(
         head_dim,
         q.dtype.name,
         Band.of(causal, window),
-        Scores.of(1 / math.sqrt(head_dim) if scale is None else float(scale), float(soft_cap)),
+        Scores.of(scale, soft_cap, head_dim),
     )
+
+
+def check_outputs(caller: str, views: Mapping[str, ArrayView], *written: str) -> None:
+    """`check_written`, where an output may also be "q" itself: a tile's Q is read before its O is written.
+
+    Raises:
+        ValueError: as `check_written`.
+    """
+    q = views["q"]
+    for name in written:
+        out = views[name]
+        in_place = (out.pointer, out.shape, out.strides) == (q.pointer, q.shape, q.strides)
+        apart = {other: view for other, view in views.items() if not (in_place and other == "q")}
+        check_written(caller, apart, name)
 
 
 def _view(name: str, array: Any, dimensions: int) -> ArrayView:

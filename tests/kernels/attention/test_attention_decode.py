@@ -153,6 +153,31 @@ def test_views_of_a_cache_with_heads_in_front(rng, in_simulator):
     check(given)
 
 
+def test_caches_that_share_memory_and_results_in_place(rng, in_simulator):
+    """Keys and values of all sequences are one prefix's, in one array beside each other; O takes Q's place."""
+    both = rng.standard_normal((1, 2, 40, 2, 64)).astype(FLOAT16)
+    keys, values = (np.broadcast_to(both[:, i], (3, 40, 2, 64)) for i in range(2))
+    q, lengths = rng.standard_normal((3, 2, 4, 64)).astype(FLOAT16), np.array([40, 1, 0], np.int32)
+    given = Made(q.copy(), keys, values, lengths, None, q, np.full((3, 4, 2), np.nan, np.float32), keys, values)
+    decode(given.out, *given[1:4], splits=2, out=given.out, lse=given.lse)
+    check(given)
+
+
+def test_windows_wider_than_any_sequence_hide_nothing_more(rng, in_simulator):
+    """Also where there are more queries than keys, and what a query sees begins before the first one."""
+    for window in (2**31 - 1, 2**31, 2**62):
+        given = made(rng, 3, 16, 1, 1, 8, 20)
+        decode(*given[:4], window=window, out=given.out, lse=given.lse)
+        check(given)
+
+
+def test_more_new_keys_than_a_dimension_of_a_grid_has_blocks(rng, in_simulator):
+    new, cache = (np.zeros((1, n, 1, 8), FLOAT16) for n in (70_000, 80_000))
+    with recording() as recorded:
+        append(new, new, cache, cache.copy(), np.array([75_000], np.int32))
+    assert len(recorded.launches) == 1
+
+
 @pytest.mark.parametrize("page_size", [0, 24])
 def test_append(page_size, rng, in_simulator):
     """Keys before the first and behind the last place are left out; all else stays as it was."""
@@ -212,6 +237,9 @@ def test_what_does_not_fit_is_named(rng):
     given = made(rng, 2, 1, 4, 2, 64, 32, FLOAT16, 16)
     q, k, v, lengths, table, out, lse = given[:7]
     shifted = np.zeros(q.size + 1, np.float16)[1:].reshape(q.shape)
+    odd = np.zeros(2 * 40 * 2 * 64 + 1, FLOAT16)[1:].reshape(2, 40, 2, 64)
+    locked, cache = np.zeros_like(lse), rng.standard_normal((2, 40, 2, 64)).astype(FLOAT16)
+    locked.flags.writeable = False
     for arrays, options, error, message in (
         ((q, k, v, [1, 2]), {}, TypeError, "decode: list is not an array"),
         ((q, k, v, lengths), {}, ValueError, "2 sequences, and 7 in the cache; if these are pages"),
@@ -228,6 +256,18 @@ def test_what_does_not_fit_is_named(rng):
         ((q, k, v, lengths), {"page_table": table, "splits": 0}, ValueError, "splits 0"),
         ((q, k, v, lengths), {"page_table": table, "out": out[:1]}, ValueError, "out is float16"),
         ((q, k, v, lengths), {"page_table": table, "lse": lse[:, :1]}, ValueError, "lse is float32"),
+        ((q, k, v, None), {"page_table": table}, TypeError, "lengths is a NoneType; an array is expected"),
+        ((q[:0], k, v, lengths[:0]), {"page_table": table[:0]}, ValueError, "none of them 0"),
+        ((q, k, v[:, :0], lengths), {"page_table": table}, ValueError, "no extent 0"),
+        ((q, cache[:, ::-1], cache, lengths), {}, ValueError, "k_cache runs backwards, its strides"),
+        ((q, cache, odd, lengths), {}, ValueError, "v_cache begins at the address"),
+        ((q, k, v, lengths), {"page_table": table, "scale": "a"}, TypeError, "scale is 'a'; a number expected"),
+        ((q, k, v, lengths), {"page_table": table, "scale": [1]}, TypeError, r"scale is \[1\]; a number expected"),
+        ((q, k, v, lengths), {"page_table": table, "scale": np.nan}, ValueError, "scale nan: a positive number"),
+        ((q, k, v, lengths), {"page_table": table, "soft_cap": -1}, ValueError, "soft_cap -1.0: the bound"),
+        ((q, k, v, lengths), {"page_table": table, "splits": 2.5}, TypeError, "splits is 2.5; a whole number"),
+        ((q, k, v, lengths), {"page_table": table, "lse": locked}, ValueError, "decode: lse is read-only"),
+        ((q, cache, cache, lengths), {"out": cache.reshape(2, 20, 4, 64)[:, :1]}, ValueError, "out .* share memory"),
     ):
         with pytest.raises(error, match=message):
             decode(*arrays, **options)
@@ -243,6 +283,22 @@ def test_what_does_not_fit_is_named(rng):
             Tiling(*cut)
     with pytest.raises(ValueError, match="append: k is .* heads and columns"):
         append(q[:, :, :1], q[:, :, :1], k, v, lengths, page_table=table)
+    new = rng.standard_normal((2, 2, 64)).astype(FLOAT16)
+    for arrays, error, message in (
+        ((new[:, None][:, :0], new[:, None][:, :0], cache, cache), ValueError, "no extent 0"),
+        ((None, new, cache, cache.copy()), TypeError, "append: k is a NoneType"),
+        ((new, new, cache, cache), ValueError, "append: k_cache .* and v_cache .* share memory"),
+        ((cache[:, 0], new, cache, cache.copy()), ValueError, "append: k_cache .* and k .* share memory"),
+        ((new, new, np.broadcast_to(cache[:1], cache.shape), cache), ValueError, "append: k_cache is read-only"),
+    ):
+        with pytest.raises(error, match=message):
+            append(*arrays, lengths)
+    with pytest.raises(TypeError, match="bind_decode has no option 'tiles'; it has scale"):
+        bind_decode(*given[:4], out, page_table=table, tiles=2)
+    with pytest.raises(TypeError, match="bind_decode: out is None"):
+        bind_decode(*given[:4], None, page_table=table)
+    with pytest.raises(ValueError, match="stages 0: take 1 or more"):
+        bind_decode(*given[:4], out, page_table=table, stages=0)
 
 
 @pytest.mark.gpu
