@@ -82,7 +82,9 @@ def choose(head_dim: int, kind: Kind, skv: int, sq: int | None = None) -> Config
     if head_dim <= 128:
         return Configuration(ping_pong=masked)
     persistent = skv < (_LONG_WIDE if masked else _SHARED)
-    return Configuration(keys=96 if head_dim <= 192 else 80, o_over_q=True, persistent=persistent)
+    return Configuration(
+        keys=96 if head_dim <= 192 else 80, o_over_q=True, ping_pong=masked and persistent, persistent=persistent
+    )
 
 
 def together(skv: int, head_dim: int, group: int, element_bytes: int = 2) -> int:

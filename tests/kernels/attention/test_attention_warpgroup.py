@@ -109,9 +109,10 @@ def test_machine_code(rng, name):
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 @pytest.mark.parametrize("kind", [Kind(False, False), Kind(False, True), Kind(True, True)], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 64, 96, 128, 192, 256])
-def test_machine_code_of_what_is_chosen(head_dim, kind, packed):
+@pytest.mark.parametrize("skv", [1000, 4096, 1 << 17])
+def test_machine_code_of_what_is_chosen(skv, head_dim, kind, packed):
     q = np.zeros((1, 256, 2, head_dim), BFLOAT16)
-    chosen = choice.choose(head_dim, kind, 4096)
+    chosen = choice.choose(head_dim, kind, skv, None if packed else 256)
     rows = (64, chosen.keys, chosen.keys, 64)
     if packed:
         maps = [RaggedMap(q[0], (n, 1, 64), swizzle="128B") for n in rows]
