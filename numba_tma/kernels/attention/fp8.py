@@ -15,7 +15,7 @@ from ...arrays import ArrayView
 from ...device_array import DeviceArray
 from ...dtypes import ElementType
 from ...tensor_map import TensorMap
-from ..calls import current_stream, new_like
+from ..calls import check_written, current_stream, new_like
 from ..gemm.choice import multiprocessors
 from .choice import together
 from .forward import _counter
@@ -86,6 +86,11 @@ def _view(name: str, array: Any, dimensions: int) -> ArrayView:
     return found
 
 
+def _check_kind(given: Any) -> None:
+    if not isinstance(given, Quantised):
+        raise TypeError(f"a {type(given).__name__}; a Quantised expected, as Quantised.empty(q, k) makes it")
+
+
 def _check_head_dim(head_dim: int) -> None:
     if head_dim not in HEAD_DIMS:
         raise ValueError(
@@ -100,7 +105,12 @@ def bind_quantise(q: Any, k: Any, v: Any, into: Quantised, stream: object = None
     Raises:
         TypeError, ValueError: as `attention_fp8`.
     """
-    found = _operands(q, k, v, q, None)
+    _check_kind(into)
+    found = _operands(q, k, v)
+    extents = found.batch, found.sq, found.skv, found.heads, found.kv_heads, found.head_dim
+    for name, view in _views(into, *extents, arrays.view(q).host).items():
+        if view.readonly:
+            raise ValueError(f"{name} of what is quantised is read-only; it is written")
     stream = current_stream(q) if stream is None else driver.stream_handle(stream)
     rows = make_quantise_rows(found.head_dim, found.dtype, Q_BLOCK)
     values = make_quantise_values(found.head_dim, found.dtype)
@@ -140,20 +150,21 @@ def bind_attend(
         configuration: arguments of `make_fp8`; by default those for the head dimension.
 
     Raises:
-        TypeError: not an array.
-        ValueError: shapes, types, the window or the scale do not fit.
+        TypeError: not an array, or a scale that is no number.
+        ValueError: shapes, types, strides, the window, the scale or the configuration do not fit; o or lse is
+            read-only or shares memory.
     """
-    batch, sq, heads, head_dim = _view("q", given.q, 4).shape
-    _, skv, kv_heads, _ = _view("k", given.k, 4).shape
-    _check_quantised(given, o, lse)
+    batch, sq, heads, head_dim, skv, kv_heads = _check_attend(given, o, lse)
     stream = current_stream(o) if stream is None else driver.stream_handle(stream)
     configuration = CONFIGURATIONS[head_dim] | dict(configuration or {})
     band = Band.of(causal, window)
-    scores = Scores.of(head_dim**-0.5 if scale is None else float(scale), 0.0)
+    scores = Scores.of(scale, 0.0, head_dim)
     kernel = make_fp8(head_dim, dtypes.lookup(arrays.view(o).dtype).name, band.kind, **configuration)
     keys, columns = configuration["keys"], min(head_dim, 128)
     tiles_m = -(-sq // (Q_BLOCK * configuration.get("consumers", 2)))
     tiles = tiles_m * heads * batch
+    if tiles >= 1 << 31:
+        raise ValueError(f"{tiles:,} tiles of queries: fewer than 2**31 expected; split the batch")
     group, all_heads = heads // kv_heads, heads * batch
     counts = (tiles_m, heads, all_heads, min(together(skv, head_dim, group, element_bytes=1), all_heads), group)
     counter = _counter(arrays.view(o).host, "bind_attend", stream)
@@ -194,57 +205,81 @@ def attention_fp8(
         stream: a stream's handle or object; by default PyTorch's or CuPy's current one, or the default stream.
 
     For normally distributed numbers O is some 5 % off, root of mean squares, whatever the sequence's length: weights,
-    values and scores have three bits behind the point. See docs/attention_fp8.md for other numbers.
+    values and scores have three bits behind the point. See docs/attention_fp8.md for other numbers. An infinity makes
+    NaN of all 64 rows that it shares a scale with, a NaN of its own alone; and so of all that attends to them.
 
     Returns:
         O as q, or (O, lse).
 
     Raises:
-        TypeError: not an array.
+        TypeError: not an array, or a scale that is no number.
         ValueError: shapes, types, strides, the window or the scale do not fit.
     """
     stream = current_stream(q) if stream is None else driver.stream_handle(stream)
-    q_view = _view("q", q, 4)
-    batch, sq, heads, _ = q_view.shape
-    o = new_like(q_view.shape, dtypes.lookup(q_view.dtype), q)
-    lse = new_like((batch, heads, sq), dtypes.float32, q)
-    _operands(q, k, v, o, lse)
+    found = _operands(q, k, v)
+    o = new_like(arrays.view(q).shape, dtypes.lookup(found.dtype), q)
+    lse = new_like((found.batch, found.heads, found.sq), dtypes.float32, q)
     quantised = Quantised.empty(q, k)
     bind_quantise(q, k, v, quantised, stream)()
     bind_attend(quantised, o, lse, causal=causal, window=window, scale=scale, stream=stream)()
     return (o, lse) if return_lse else o
 
 
-def _operands(q: Any, k: Any, v: Any, o: Any, lse: Any) -> Operands:
-    """What `operands` finds, for a kernel of 8 bits; without `lse` something like it."""
-    if lse is None:
-        shape = _view("q", q, 4).shape
-        lse = np.empty((shape[0], shape[2], shape[1]), np.float32)
-    found = operands({"q": q, "k": k, "v": v, "o": o, "lse": lse})
+def _operands(q: Any, k: Any, v: Any) -> Operands:
+    """What `operands` finds, for a kernel of 8 bits."""
+    found = operands({"q": q, "k": k, "v": v, "o": None, "lse": None})
     found.check_rows()
     _check_head_dim(found.head_dim)
+    if len({arrays.view(x).host for x in (q, k, v)}) > 1:
+        raise ValueError("q, k and v must lie in the same memory, a GPU's or the host's")
     return found
 
 
-def _check_quantised(given: Quantised, o: Any, lse: Any) -> None:
-    """See that the arrays belong together."""
-    batch, sq, heads, head_dim = _view("q", given.q, 4).shape
-    _, skv, kv_heads, _ = _view("k", given.k, 4).shape
-    _check_head_dim(head_dim)
-    if heads % kv_heads:
-        raise ValueError(f"{heads} heads of queries, {kv_heads} of keys: each of these serves equally many of those")
+def _views(
+    given: Quantised, batch: int, sq: int, skv: int, heads: int, kv_heads: int, head_dim: int, host: bool
+) -> dict[str, ArrayView]:
+    """The arrays, seen and checked, for these extents and in this memory."""
     q_blocks, kv_blocks, chunks = -(-sq // Q_BLOCK), -(-skv // KV_BLOCK), -(-skv // CHUNK)
     expected = {
-        "q": (given.q, (FLOAT8,), (batch, sq, heads, head_dim)),
-        "k": (given.k, (FLOAT8,), (batch, skv, kv_heads, head_dim)),
-        "v": (given.v, (FLOAT8,), (batch, kv_heads, chunks, head_dim // 16, 16 * CHUNK)),
-        "q_scale": (given.q_scale, ("float32",), (batch, heads, q_blocks)),
-        "k_scale": (given.k_scale, ("float32",), (batch, kv_heads, kv_blocks)),
-        "v_scale": (given.v_scale, ("float32",), (batch, kv_heads, kv_blocks)),
-        "o": (o, ("bfloat16", "float16"), (batch, sq, heads, head_dim)),
-        "lse": (lse, ("float32",), (batch, heads, sq)),
+        "q": (FLOAT8, (batch, sq, heads, head_dim)),
+        "k": (FLOAT8, (batch, skv, kv_heads, head_dim)),
+        "v": (FLOAT8, (batch, kv_heads, chunks, head_dim // 16, 16 * CHUNK)),
+        "q_scale": ("float32", (batch, heads, q_blocks)),
+        "k_scale": ("float32", (batch, kv_heads, kv_blocks)),
+        "v_scale": ("float32", (batch, kv_heads, kv_blocks)),
     }
-    for name, (array, types, shape) in expected.items():
-        view = _view(name, array, len(shape))
-        if view.shape != shape or view.dtype.name not in types:
-            raise ValueError(f"{name} is {view.dtype} {view.shape}: {' or '.join(types)} {shape} expected")
+    views = {}
+    for name, (dtype, shape) in expected.items():
+        views[name] = view = _checked(name, getattr(given, name), (dtype,), shape)
+        last = 3 if name == "v" else 1  # dimensions that are gone through without a look at strides
+        if dtype == FLOAT8 and arrays.layout_of(shape[-last:], view.strides[-last:], 1) != "C":
+            raise ValueError(f"{name}: strides {view.strides} B; the last {last} must be those of contiguous numbers")
+        if view.host != host:
+            raise ValueError(f"{name} must lie in the same memory as the others, a GPU's or the host's")
+    return views
+
+
+def _checked(name: str, array: Any, types: tuple[str, ...], shape: tuple[int, ...]) -> ArrayView:
+    view = _view(name, array, len(shape))
+    if view.shape != shape or view.dtype.name not in types:
+        raise ValueError(f"{name} is {view.dtype} {view.shape}: {' or '.join(types)} {shape} expected")
+    return view
+
+
+def _check_attend(given: Quantised, o: Any, lse: Any) -> tuple[int, int, int, int, int, int]:
+    """See that the arrays belong together: B, Sq, Hq, D, Skv and Hkv."""
+    _check_kind(given)
+    batch, sq, heads, head_dim = shape = _view("q", given.q, 4).shape
+    _, skv, kv_heads, _ = of_k = _view("k", given.k, 4).shape
+    _check_head_dim(head_dim)
+    if 0 in shape or 0 in of_k:
+        raise ValueError(f"q {shape}, k {of_k}: there is nothing to attend to; extents of 1 and more expected")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} heads of queries, {kv_heads} of keys: each of these serves equally many of those")
+    outputs = {
+        "o": _checked("o", o, ("bfloat16", "float16"), shape),
+        "lse": _checked("lse", lse, ("float32",), (batch, heads, sq)),
+    }
+    views = _views(given, batch, sq, skv, heads, kv_heads, head_dim, outputs["o"].host)
+    check_written("bind_attend", views | outputs, "o", "lse")
+    return batch, sq, heads, head_dim, skv, kv_heads

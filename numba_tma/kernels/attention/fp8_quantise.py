@@ -30,8 +30,9 @@ from ...unroll import unroll
 from .warp_mma import head_start
 
 LARGEST = 448.0  # of e4m3
-# Scales are no smaller, so that a block of zeros has one that can be divided by.
-SMALLEST_SCALE = 2.0**-40
+# Scales are no smaller, so that a block of zeros has one that can be divided by. One of values counts in a row's total
+# beside blocks with the largest scales, and must not vanish there: float32 has 2^-126.
+SMALLEST_SCALE = 2.0**-64
 Q_BLOCK = 64  # rows that share a scale: what a warpgroup computes
 KV_BLOCK = 64  # keys, and values, that share one
 CHUNK = 16  # keys of a column of V beside each other

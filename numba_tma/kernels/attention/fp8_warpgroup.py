@@ -52,6 +52,7 @@ _STEP = 32  # of the inner dimension, in one instruction
 _EIGHT_ROWS = 8
 _CORE_ROW = 16  # bytes
 _ALL_LANES = 0xFFFFFFFF
+_MOST_STAGES = 8
 _SCALES_WARP = 1  # of the producer's warpgroup
 TURNS = 4  # tiles of a block that are described at once; the producer is one ahead
 
@@ -468,13 +469,21 @@ def make_fp8(
     `factor` is the softmax's, times log2(e); `counter` one uint32, zero. `dtype` is O's.
 
     Args:
-        keys: of a block, a multiple of 32.
+        keys: of a block, a multiple of 32 up to 256.
         stages: of the rings.
         promote: whether each block's product starts from nothing and is added to O in float32; it takes head_dim / 2
             registers.
         ping_pong: whether two warpgroups take turns in starting.
         consumers: warpgroups of 64 queries each, 2 or 3.
+
+    Raises:
+        ValueError: keys, stages or consumers do not fit.
     """
+    if keys not in range(_STEP, 257, _STEP) or consumers not in REGISTERS or not 1 <= stages <= _MOST_STAGES:
+        raise ValueError(
+            f"{keys} keys, {stages} stages, {consumers} consumers: a multiple of {_STEP} keys up to 256, 1 to "
+            f"{_MOST_STAGES} stages and 2 or 3 consumers expected"
+        )
     pair = 2 * WARPGROUP
     ping_pong = ping_pong and consumers == 2
     score_elements, o_elements, p_elements = keys // 2, head_dim // 2, keys // 8

@@ -183,8 +183,8 @@ def bind_append(
     new = views["k"]
     if len(new.shape) not in (3, 4) or views["v"].shape != new.shape or 0 in new.shape or new.shape[-1] % _VECTOR:
         raise ValueError(
-            f"{caller}: k is {new.shape}, v {views['v'].shape}; both must be (B, Hkv, D) or (B, n, Hkv, D), no extent 0 "
-            f"and D a multiple of {_VECTOR}"
+            f"{caller}: k is {new.shape}, v {views['v'].shape}; both must be (B, Hkv, D) or (B, n, Hkv, D), D a "
+            f"multiple of {_VECTOR}, no extent 0"
         )
     if views["v"].dtype != new.dtype or new.shape[-2:] != views["k_cache"].shape[-2:]:
         raise ValueError(

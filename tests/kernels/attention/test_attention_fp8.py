@@ -70,7 +70,7 @@ def test_quantised_bit_for_bit(rng, dtype, head_dim):
         for start in range(0, rows, 64):
             block = np.s_[:, start : start + 64]
             largest = np.abs(x[block]).max(axis=(1, 3))
-            np.testing.assert_allclose(scale[block][:, 0, :, 0], np.maximum(largest / LARGEST, 2**-40), rtol=1e-6)
+            np.testing.assert_allclose(scale[block][:, 0, :, 0], np.maximum(largest / LARGEST, 2**-64), rtol=1e-6)
         expected = np.clip(x * (np.float32(1) / scale), -LARGEST, LARGEST).astype(FLOAT8)
         np.testing.assert_array_equal(x8.view(np.uint8), expected.view(np.uint8))
     padding = made.v.reshape(2, 1, -1, head_dim, 16)[:, :, 150 // 16, :, [KEY_ORDER.index(key) for key in range(6, 16)]]
@@ -169,6 +169,33 @@ def test_attention_fp8(rng):
     assert np.sqrt(np.mean(error**2)) < 0.1 * np.sqrt(np.mean(exact**2))
 
 
+def test_powers_of_two_change_nothing_but_exponents(rng):
+    """Far beyond what e4m3 itself has: 2^50 each way."""
+    q, k, v = inputs(rng, BFLOAT16, (1, 40, 100, 1, 1, 64))
+    large, small = BFLOAT16.type(2.0**50), BFLOAT16.type(2.0**-50)
+    with use_backend("sim"):
+        o, lse = fp8.attention_fp8(q, k, v, return_lse=True)
+        for of_q, of_k in ((large, small), (small, large)):
+            moved, same_lse = fp8.attention_fp8(q * of_q, k * of_k, v, return_lse=True)
+            np.testing.assert_array_equal(moved.view(np.uint16), o.view(np.uint16))
+            np.testing.assert_array_equal(same_lse, lse)
+        for of_v in (large, small):
+            moved, same_lse = fp8.attention_fp8(q, k, v * of_v, return_lse=True)
+            error = (moved / of_v).astype(np.float64) - o.astype(np.float64)
+            assert np.sqrt(np.mean(error**2)) < 0.01 * np.sqrt(np.mean(o.astype(np.float64) ** 2))
+            np.testing.assert_allclose(same_lse, lse, rtol=0, atol=1e-3)
+
+
+def test_an_infinity_takes_its_block_along(rng):
+    q, k, v = inputs(rng, BFLOAT16, (1, 130, 90, 1, 1, 64))
+    q[0, 70, 0, 5] = np.inf
+    q.flags.writeable = False  # it is only read
+    with use_backend("sim"):
+        o, lse = fp8.attention_fp8(q, k, v, return_lse=True)
+    assert np.flatnonzero(np.isnan(lse[0, 0])).tolist() == list(range(64, 128))
+    assert np.flatnonzero(np.isnan(o[0, :, 0].astype(np.float32)).any(axis=1)).tolist() == list(range(64, 128))
+
+
 def test_a_row_of_nan_is_not_taken_for_one_that_saw_no_key(rng):
     q, k, v = inputs(rng, BFLOAT16, (1, 20, 20, 1, 1, 64))
     q[0, 3] = np.nan
@@ -203,5 +230,37 @@ def test_refusals(rng):
         fp8.bind_attend(made._replace(k_scale=made.q_scale), q, lse)
     with pytest.raises(ValueError, match="o is float32"):
         fp8.bind_attend(made, q.astype(np.float32), lse)
-    with pytest.raises(ValueError, match="window"):
-        fp8.attention_fp8(q, k, v, window=(-5, 0))
+    for asked, error, message in (
+        ({"window": (-5, 0)}, ValueError, "window"),
+        ({"scale": "a"}, TypeError, "scale is 'a'; a number expected"),
+        ({"scale": 0}, ValueError, "scale 0.0: a positive number"),
+    ):
+        with pytest.raises(error, match=message):
+            fp8.attention_fp8(q, k, v, **asked)
+    for change, message in (
+        ({"keys": 24}, "24 keys.*: a multiple of 32 keys up to 256"),
+        ({"keys": 512}, "512 keys.*: a multiple of 32 keys up to 256"),
+        ({"stages": 0}, "0 stages.* 1 to 8 stages"),
+        ({"consumers": 1}, "1 consumers.* 2 or 3 consumers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fp8.bind_attend(made, q.copy(), lse, configuration=change)
+    locked = lse.copy()
+    locked.flags.writeable = False
+    of_v = np.zeros((1, 1, 4, 8, 256), FLOAT8)[:, :, :, ::2]
+    o = np.zeros_like(q)
+    for given, into, of_rows, message in (
+        (made, q, locked, "bind_attend: lse is read-only"),
+        (made._replace(k=made.k[:, :, :0]), q, lse, "nothing to attend to"),
+        (made._replace(v=of_v), q, lse, "v: strides .* contiguous"),
+        (made._replace(q=o.view(FLOAT8).reshape(-1)[: o.size].reshape(o.shape)), o, lse, "o .* share memory"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fp8.bind_attend(given, into, of_rows)
+    for into, error, message in (
+        (made._replace(q=made.k), ValueError, r"q is float8_e4m3fn \(1, 64, 1, 64\): float8_e4m3fn \(1, 64, 2, 64\)"),
+        (made._replace(v=of_v), ValueError, "v: strides .* contiguous"),
+        (tuple(made), TypeError, "a tuple; a Quantised expected"),
+    ):
+        with pytest.raises(error, match=message):
+            fp8.bind_quantise(q, k, v, into)
