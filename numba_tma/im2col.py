@@ -104,7 +104,7 @@ class Im2colMap(TensorMap):
         upper: Sequence[int],
         strides: Sequence[int] | None = None,
         swizzle: str | None = None,
-        l2_promotion: str = "256B",
+        l2_promotion: str = "128B",
         fill: str = "zero",
         dtype: object = None,
     ) -> None:

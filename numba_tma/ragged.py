@@ -73,7 +73,7 @@ class RaggedMap(TensorMap):
         box: Sequence[int],
         *,
         swizzle: str = "none",
-        l2_promotion: str = "256B",
+        l2_promotion: str = "128B",
         fill: str = "zero",
         dtype: object = None,
         overlap: bool = False,

@@ -95,7 +95,8 @@ class TensorMap:
         swizzle: 'none', '32B', '64B' or '128B'.
         element_strides: step along each dimension, 1 to 8, slowest first: of a box of 256 with step 2 every
             other element is moved, 128 of them. The last dimension has step 1.
-        l2_promotion: granularity of L2 fetches, 'none', '64B', '128B' or '256B'.
+        l2_promotion: granularity of L2 fetches, 'none', '64B', '128B' or '256B'. Streams of reads come slower with
+            256 bytes; where boxes are narrow, and what lies beside them is wanted later, they may come faster.
         fill: what a load gives for elements outside the tensor, 'zero' or 'nan' (floating-point types only).
         interleave: 'none'; the 16- and 32-byte channel layouts are not supported.
         dtype: the engine's element type if it is not the array's own, of the same size ('tfloat32' of a
@@ -121,7 +122,7 @@ class TensorMap:
         *,
         swizzle: str | None = None,
         element_strides: Sequence[int] | None = None,
-        l2_promotion: str = "256B",
+        l2_promotion: str = "128B",
         fill: str = "zero",
         interleave: str = "none",
         dtype: object = None,

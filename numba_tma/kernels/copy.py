@@ -255,11 +255,17 @@ def _bind_bulk(
 
 
 def _bind_tensor(
-    arrays: Mapping[str, Any], *, box: tuple[int, int] | None = None, stream: object = None, **_: Any
+    arrays: Mapping[str, Any],
+    *,
+    box: tuple[int, int] | None = None,
+    l2_promotion: str = "128B",
+    stream: object = None,
+    **_: Any,
 ) -> Callable[[], Any]:
     described = view(arrays["source"])
     box = box or default_box(described.dtype.itemsize, described.shape[1])
-    source_map, target_map = TensorMap(arrays["source"], box, store=False), TensorMap(arrays["target"], box)
+    source_map = TensorMap(arrays["source"], box, l2_promotion=l2_promotion, store=False)
+    target_map = TensorMap(arrays["target"], box)
     grid = (-(-described.shape[1] // box[1]), -(-described.shape[0] // box[0]))
     if grid[1] > 65535:
         raise ValueError(
@@ -274,7 +280,7 @@ OPTIONS = {
     "vector": ("threads", "unroll"),
     "cp_async": ("threads", "stages"),
     "bulk": ("stage_bytes", "stages", "lag", "per_multiprocessor"),
-    "tensor": ("box",),
+    "tensor": ("box", "l2_promotion"),
 }
 
 

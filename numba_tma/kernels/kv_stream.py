@@ -508,11 +508,12 @@ def _launch_maps(make: Callable[..., Kernel]) -> Callable[..., Callable[[], Any]
         tile: tuple[int, int] = (64, 64),
         work: int = 1,
         splits: int = 1,
+        l2_promotion: str = "128B",
         stream: object = None,
         **options: int,
     ) -> Callable[[], Any]:
         k, v, out = arrays["k"], arrays["v"], arrays["out"]
-        k_map, v_map = (TensorMap(matrix, tile, store=False) for matrix in (k, v))
+        k_map, v_map = (TensorMap(matrix, tile, l2_promotion=l2_promotion, store=False) for matrix in (k, v))
         grid, tiles_per_split = _grid(k.shape, tile, splits)
         return make(tile, work, **options)[grid, None, stream].bind(k_map, v_map, out, np.uint32(tiles_per_split))
 
@@ -527,8 +528,8 @@ OPTIONS = {
     "plain": ("threads",),
     "plain_vector": ("threads",),
     "cp_async": ("threads", "stages"),
-    "tma": ("threads", "stages", "strict"),
-    "tma_ring": ("threads", "stages"),
+    "tma": ("threads", "stages", "strict", "l2_promotion"),
+    "tma_ring": ("threads", "stages", "l2_promotion"),
 }
 
 
@@ -551,7 +552,8 @@ def kv_stream(
         variant: plain, plain_vector, cp_async, tma or tma_ring.
         work: multiply-adds per pair.
         tile: rows and columns of a tile; columns 8 times a power of two, at most 256.
-        options: `splits` is taken from `out`; `stages`, `threads`, `stream` where the variant has them.
+        options: `splits` is taken from `out`; `stages`, `threads`, `l2_promotion` of the tensor maps and `stream`
+            where the variant has them.
 
     Raises:
         KeyError: no such variant.
@@ -619,8 +621,8 @@ _TUNED_16384 = {
     "plain": {"tile": (8, 256)},
     "plain_vector": {"tile": (8, 256), "threads": 128},
     "cp_async": {"tile": (8, 256)},
-    "tma": {"stages": 3},
-    "tma_ring": {"tile": (32, 64), "stages": 3},
+    "tma": {"stages": 3, "l2_promotion": "256B"},
+    "tma_ring": {"tile": (32, 64), "stages": 3, "l2_promotion": "256B"},
 }
 
 

@@ -424,6 +424,9 @@ def make_store(itemsize: int, tile: tuple[int, int] = (2, 1), threads: int = 128
 
 NAMES = ("source", "target")
 MAX_TILES = (1 << 31) - 1  # blocks of a grid along x
+# Bytes that L2 fetches at a time: what lies beside a tile's rows is wanted by a block that comes soon, and while memory
+# is written to, fewer and longer reads are better.
+L2_PROMOTION = "256B"
 
 
 def _as_bits(array: Any, whole_chunks: bool = False) -> Any:
@@ -458,14 +461,16 @@ def _bind_plain(make: Callable[..., Kernel]) -> Callable[..., Callable[[], Any]]
 
 
 def _bind_by_columns(swizzle: str) -> Callable[..., Callable[[], Any]]:
-    def bind(arrays: Mapping[str, Any], *, threads: int = 256, stream: object = None) -> Callable[[], Any]:
+    def bind(
+        arrays: Mapping[str, Any], *, threads: int = 256, l2_promotion: str = L2_PROMOTION, stream: object = None
+    ) -> Callable[[], Any]:
         source, target = (_as_bits(arrays[name]) for name in NAMES)
         described = view(source)
         width = SPAN // described.dtype.itemsize
         if width * width % threads:
             raise ValueError(f"threads {threads}: the {width * width} elements of a tile do not divide among them")
         down, tiles = _tiles(described.shape, width, width)
-        source_map = TensorMap(source, (width, width), swizzle=swizzle, store=False)
+        source_map = TensorMap(source, (width, width), swizzle=swizzle, l2_promotion=l2_promotion, store=False)
         made = make_by_columns(described.dtype.itemsize, swizzle, threads)
         return made[tiles, None, stream].bind(source_map, target, down)
 
@@ -477,7 +482,7 @@ def _bind_vector(
     *,
     tile: tuple[int, int] = (2, 2),
     threads: int = 256,
-    l2_promotion: str = "256B",
+    l2_promotion: str = L2_PROMOTION,
     stream: object = None,
 ) -> Callable[[], Any]:
     source_map, down, tiles = _source(arrays, tile, threads, l2_promotion)
@@ -492,7 +497,7 @@ def _bind_ring(
     threads: int = 256,
     stages: int = 2,
     per_multiprocessor: int = 4,
-    l2_promotion: str = "256B",
+    l2_promotion: str = L2_PROMOTION,
     stream: object = None,
 ) -> Callable[[], Any]:
     source_map, down, tiles = _source(arrays, tile, threads, l2_promotion)
@@ -506,7 +511,7 @@ def _bind_store(
     *,
     tile: tuple[int, int] = (2, 1),
     threads: int = 128,
-    l2_promotion: str = "256B",
+    l2_promotion: str = L2_PROMOTION,
     stream: object = None,
 ) -> Callable[[], Any]:
     source_map, down, tiles = _source(arrays, tile, threads, l2_promotion)
@@ -544,8 +549,8 @@ def check_tile(tile: tuple[int, int], itemsize: int, threads: int) -> None:
 OPTIONS = {
     "naive": (),
     "padded": (),
-    "tma": ("threads",),
-    "swizzle": ("threads",),
+    "tma": ("threads", "l2_promotion"),
+    "swizzle": ("threads", "l2_promotion"),
     "vector": ("tile", "threads", "l2_promotion"),
     "ring": ("tile", "threads", "stages", "per_multiprocessor", "l2_promotion"),
     "store": ("tile", "threads", "l2_promotion"),

@@ -159,8 +159,18 @@ _SWEEP: dict[str, list[Record]] = {
     "plain": [{"tile": tile, "threads": 128} for tile in _TILES],
     "plain_vector": [{"tile": tile, "threads": threads} for tile in _TILES for threads in (128, 256)],
     "cp_async": [{"tile": tile, "stages": stages} for tile in _TILES for stages in (2, 3)],
-    "tma": [{"tile": tile, "stages": stages} for tile in (*_TILES, (128, 64)) for stages in (2, 3, 4)],
-    "tma_ring": [{"tile": tile, "stages": stages} for tile in _TILES for stages in (2, 3, 4)],
+    "tma": [
+        {"tile": tile, "stages": stages, "l2_promotion": promotion}
+        for tile in (*_TILES, (128, 64))
+        for stages in (2, 3, 4)
+        for promotion in ("128B", "256B")
+    ],
+    "tma_ring": [
+        {"tile": tile, "stages": stages, "l2_promotion": promotion}
+        for tile in _TILES
+        for stages in (2, 3, 4)
+        for promotion in ("128B", "256B")
+    ],
 }
 
 

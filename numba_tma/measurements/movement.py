@@ -17,7 +17,7 @@ from numba.cuda.types import uint32
 from .. import bench, counters, driver, launch, ptx, suite
 from ..arrays import DeviceView, contiguous_strides, reinterpret
 from ..device_array import DeviceArray
-from ..kernels import Case, kv_stream, multicast, stencil3d, transpose
+from ..kernels import Case, Problem, copy, kv_stream, multicast, stencil3d, transpose
 from ..launch import Kernel, kernel
 from ..pipeline import mbarrier_wait, ring
 from ..shared import Barriers, Shared, Tiles
@@ -167,38 +167,37 @@ _PROMOTIONS = ("none", "64B", "128B", "256B")
 
 def l2_promotion(size: int = 512, side: int = 16384) -> list[Record]:
     """How much L2 fetches at a time for a tensor map: stencil3d, whose boxes begin 16 bytes before a multiple of 512,
-    and transpose, whose boxes are whole lines."""
+    transpose, which reads narrow boxes from top to bottom, copy, which takes wide ones in order, and kv_stream, whose
+    blocks go along rows, each along its own."""
     memory = [driver.allocate(4 * side * side) for _ in range(2)]
     driver.fill(memory[0], 0x3A, 4 * side * side)
 
-    def views(names: tuple[str, str], shape: tuple[int, ...]) -> Record:
-        strides, dtype = contiguous_strides(shape, 4), np.dtype(np.float32)
-        return {n: DeviceView(None, at, shape, strides, dtype) for n, at in zip(names, memory, strict=True)}
+    def views(names: tuple[str, str], shape: tuple[int, ...], dtype: str = "float32") -> Record:
+        kind = np.dtype(dtype)
+        strides = contiguous_strides(shape, kind.itemsize)
+        return {n: DeviceView(None, at, shape, strides, kind) for n, at in zip(names, memory, strict=True)}
 
-    grids, matrices = views(("source", "out"), (size,) * 3), views(("source", "target"), (side,) * 2)
+    grids, halves = views(("source", "out"), (size,) * 3), views(("source", "target"), (side,) * 2, "float16")
+    matrices, pair = views(("source", "target"), (side,) * 2), views(("k", "v"), (side,) * 2, "float16")
+    candidates: list[tuple[Problem, str, Record, str, Record]] = [
+        *((stencil3d.PROBLEM, v, grids, "float32", {"points": p}) for p in (7, 27) for v in ("tma", "stages", "ring")),
+        *((transpose.PROBLEM, v, matrices, "float32", {}) for v in ("swizzle", "vector", "store")),
+        *((transpose.PROBLEM, v, halves, "float16", {}) for v in ("swizzle", "vector", "store")),
+        (copy.PROBLEM, "tensor", matrices, "float32", {}),
+        *(
+            (kv_stream.PROBLEM, v, {**pair, "out": DeviceArray.empty((splits, side), np.float32)}, "float16", options)
+            for splits, options in ((1, {"stages": 2}), (2, {"stages": 3, "splits": 2}))
+            for v in ("tma", "tma_ring")
+        ),
+    ]
     launches, records = {}, []
     for promotion in _PROMOTIONS:
-        for problem, variant, arrays, options in (
-            *(
-                (stencil3d.PROBLEM, v, grids, {"points": p})
-                for v in ("tma", "stages", "ring")
-                for p in stencil3d.POINTS
-            ),
-            *((transpose.PROBLEM, v, matrices, {}) for v in ("vector", "store")),
-        ):
+        for problem, variant, arrays, dtype, options in candidates:
             key = str(len(records))
             launches[key] = problem.variant(variant).bind(arrays, **options, l2_promotion=promotion)
-            case = Case(arrays["source"].shape, "float32", options)
-            nbytes = problem.bytes_moved(case)
-            records.append(
-                {
-                    "problem": problem.name,
-                    "variant": variant,
-                    "options": options,
-                    "promotion": promotion,
-                    "bytes": nbytes,
-                }
-            )
+            case = Case(next(iter(arrays.values())).shape, dtype, options)
+            common = {"problem": problem.name, "variant": variant, "dtype": dtype, "options": options}
+            records.append({**common, "promotion": promotion, "bytes": problem.bytes_moved(case)})
     try:
         timings = bench.time_launches(launches, repeats=11, warm_up=1)
     finally:

@@ -153,10 +153,10 @@ def promotions_of_problems(records: Iterable[Record]) -> str:
     """GB/s of variants, with what L2 fetches at a time in columns."""
 
     def named(record: Record) -> tuple[str, ...]:
-        points = record["options"].get("points")
-        return (f"`{record['problem']}.{record['variant']}`" + (f", {points} points" if points else ""),)
+        options = ", ".join(f"{name} {value}" for name, value in record["options"].items())
+        return f"`{record['problem']}.{record['variant']}`", record["dtype"], options
 
-    return _promotions(records, named, ["GB/s"])
+    return _promotions(records, named, ["GB/s", "type", "options"])
 
 
 def _promotions(records: Iterable[Record], named: Callable[[Record], tuple[str, ...]], headers: list[str]) -> str:

@@ -663,7 +663,7 @@ def test_kv_stream_function_names_wrong_options():
     k, out = np.zeros((64, 128), np.float16), np.zeros((1, 64), np.float32)
     for options, error, message in (
         ({"splits": 2}, TypeError, "splits is the first extent of `out`"),
-        ({"stage": 2}, TypeError, "has no option 'stage'; it has threads, stages, strict, stream"),
+        ({"stage": 2}, TypeError, "has no option 'stage'; it has threads, stages, strict, l2_promotion, stream"),
         ({"variant": "plain", "stages": 2}, TypeError, "'plain' has no option 'stages'"),
         ({"variant": "fast"}, KeyError, "has no variant 'fast'"),
         ({"work": -1}, ValueError, "work -1; expected an integer of 0 or more"),

@@ -80,14 +80,16 @@ def test_what_l2_fetches_at_a_time():
     made = tables_movement.promotions_of_boxes(boxes)
     assert cells(made, "a box") == ["a box's row", "boxes are taken", "`none`", "`256B`"]
     assert cells(made, "128 B") == ["128 B", "along rows", "4,545", "4,141"]
-    of = {"problem": "stencil3d", "variant": "ring"}
+    of = {"problem": "stencil3d", "variant": "ring", "dtype": "float32"}
     problems = [
         {**of, "options": {"points": points}, "promotion": promotion, "gb_per_s": rate}
         for promotion, rate in (("none", 3500.0), ("128B", 3600.0))
         for points in (7, 27)
     ]
     made = tables_movement.promotions_of_problems(problems)
-    assert cells(made, "`stencil3d.ring`, 27") == ["`stencil3d.ring`, 27 points", "3,500", "3,600"]
+    assert cells(made, "`stencil3d.ring` | float32 | points 27") == [
+        *("`stencil3d.ring`", "float32", "points 27", "3,500", "3,600")
+    ]
 
 
 def test_best_of_each_variant():
