@@ -470,7 +470,7 @@ def make_fp8(
 
     Args:
         keys: of a block, a multiple of 32 up to 256.
-        stages: of the rings.
+        stages: of the rings, 2 or more.
         promote: whether each block's product starts from nothing and is added to O in float32; it takes head_dim / 2
             registers.
         ping_pong: whether two warpgroups take turns in starting.
@@ -479,9 +479,10 @@ def make_fp8(
     Raises:
         ValueError: keys, stages or consumers do not fit.
     """
-    if keys not in range(_STEP, 257, _STEP) or consumers not in REGISTERS or not 1 <= stages <= _MOST_STAGES:
+    # The next block's scores are under way while values are still being read: with one stage nobody would get on.
+    if keys not in range(_STEP, 257, _STEP) or consumers not in REGISTERS or not 2 <= stages <= _MOST_STAGES:
         raise ValueError(
-            f"{keys} keys, {stages} stages, {consumers} consumers: a multiple of {_STEP} keys up to 256, 1 to "
+            f"{keys} keys, {stages} stages, {consumers} consumers: a multiple of {_STEP} keys up to 256, 2 to "
             f"{_MOST_STAGES} stages and 2 or 3 consumers expected"
         )
     pair = 2 * WARPGROUP

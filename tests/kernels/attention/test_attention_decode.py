@@ -318,6 +318,19 @@ def test_right_on_the_gpu(page_size, head_dim, rng):
 
 
 @pytest.mark.gpu
+def test_a_prefix_that_all_sequences_share_on_the_gpu(rng):
+    """A cache with one row of keys for all sequences; O takes Q's place."""
+    torch = pytest.importorskip("torch")
+    keys, values = (torch.randn(1, 700, 2, 128, device="cuda", dtype=torch.float16).expand(4, -1, -1, -1) for _ in "kv")
+    lengths = torch.tensor([700, 1, 0, 333], dtype=torch.int32, device="cuda")
+    q = torch.randn(4, 2, 8, 128, device="cuda", dtype=torch.float16)
+    out, lse = q.clone(), torch.full((4, 8, 2), float("nan"), device="cuda")
+    decode(out, keys, values, lengths, window=2**40, out=out, lse=lse)
+    host = [x.cpu().numpy() for x in (q, keys, values, lengths, out, lse)]
+    check(Made(*host[:4], None, *host[4:], *host[1:3]))
+
+
+@pytest.mark.gpu
 def test_replayed_as_sequences_grow(rng):
     """A graph captured once goes on to be right when keys are appended and the lengths change on the GPU."""
     torch = pytest.importorskip("torch")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from numba_tma import use_backend
+from numba_tma.device_array import DeviceArray
 from numba_tma.kernels.attention import fp8
 from numba_tma.kernels.attention.fp8_quantise import KEY_ORDER, LARGEST
 from numba_tma.kernels.attention.ladder import reference
@@ -240,7 +241,7 @@ def test_refusals(rng):
     for change, message in (
         ({"keys": 24}, "24 keys.*: a multiple of 32 keys up to 256"),
         ({"keys": 512}, "512 keys.*: a multiple of 32 keys up to 256"),
-        ({"stages": 0}, "0 stages.* 1 to 8 stages"),
+        ({"stages": 1}, "1 stages.* 2 to 8 stages"),
         ({"consumers": 1}, "1 consumers.* 2 or 3 consumers"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -264,3 +265,29 @@ def test_refusals(rng):
     ):
         with pytest.raises(error, match=message):
             fp8.bind_quantise(q, k, v, into)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_right_on_the_gpu(rng, name):
+    """Launched twice: the counter of tiles is zero again after each."""
+    dtype, extents, asked, options = CASES[name]
+    q, k, v = inputs(rng, dtype, extents)
+    q[0, -1, 0] = np.nan
+    on_gpu = [DeviceArray(x) for x in (q, k, v)]
+    made = fp8.Quantised.empty(*on_gpu[:2])
+    o, lse = DeviceArray(q), DeviceArray(np.zeros((q.shape[0], q.shape[2], q.shape[1]), np.float32))
+    fp8.bind_quantise(*on_gpu, made)()
+    launch = fp8.bind_attend(made, o, lse, configuration=options, **asked)
+    here = fp8.Quantised(*(array.to_host() for array in made))
+    exact, exact_lse = attended_exactly(here, dtype, asked)
+    row = np.isnan(exact).any(axis=-1)
+    assert row[0, -1, 0] and row.sum() == 1
+    for _ in range(2):
+        for array in (o, lse):
+            array.poison()
+        launch()
+        found, found_lse = o.to_host().astype(np.float64), lse.to_host()
+        np.testing.assert_allclose(found_lse, exact_lse, rtol=0, atol=0.02)
+        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), row)
+        assert np.sqrt(np.nanmean((found - exact) ** 2)) < 0.04 * np.sqrt(np.nanmean(exact**2))
