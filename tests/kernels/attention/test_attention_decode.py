@@ -163,6 +163,25 @@ def test_caches_that_share_memory_and_results_in_place(rng, in_simulator):
     check(given)
 
 
+def test_lengths_and_pages_that_there_are_not(rng, in_simulator):
+    """Lengths beyond the capacity and below 0 count as the nearest; a page that there is not stands for zeros."""
+    given = made(rng, 3, 2, 4, 2, 64, 64, FLOAT16, 16)
+    k_pages, v_pages = (np.nan_to_num(x) for x in given[1:3])
+    table = np.array([[0, -1, 2**31 - 1, 3], [4, len(k_pages), -(2**31), 5], [6, 6, 6, 6]], np.int32)
+    lengths = np.array([2**31 - 1, 64, -(2**31)], np.int32)
+    there = (table >= 0) & (table < len(k_pages))
+    keys, values = (
+        (x[np.where(there, table, 0)] * there[..., None, None, None]).reshape(3, 64, 2, 64).astype(FLOAT16)
+        for x in (k_pages, v_pages)
+    )
+    decode(given.q, k_pages, v_pages, lengths, page_table=table, splits=3, out=given.out, lse=given.lse)
+    check(given._replace(lengths=np.array([64, 64, 0]), keys=keys, values=values))
+    new = rng.standard_normal((3, 2, 64)).astype(FLOAT16)
+    before = k_pages.copy()
+    append(new, new, k_pages, v_pages, np.array([65, 48, 0], np.int32), page_table=table)
+    np.testing.assert_array_equal(k_pages, before)
+
+
 def test_windows_wider_than_any_sequence_hide_nothing_more(rng, in_simulator):
     """Also where there are more queries than keys, and what a query sees begins before the first one."""
     for window in (2**31 - 1, 2**31, 2**62):
