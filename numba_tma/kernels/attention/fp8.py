@@ -206,7 +206,8 @@ def attention_fp8(
 
     For normally distributed numbers O is some 5 % off, root of mean squares, whatever the sequence's length: weights,
     values and scores have three bits behind the point. See docs/attention_fp8.md for other numbers. An infinity makes
-    NaN of all 64 rows that it shares a scale with, a NaN of its own alone; and so of all that attends to them.
+    NaN of all 64 rows that it shares a scale with, a NaN of its own alone; and so of all that attends to them. Scores
+    beyond 10^7 are not attended to rightly.
 
     Returns:
         O as q, or (O, lse).
