@@ -343,7 +343,8 @@ class Session:
         x, attended, hidden = (part(array, slice(0, batch)) for array in (self._x, self._attended, self._hidden))
         cache = memory.reshaped(self.cache, (*np.shape(self.cache)[:3], 3, heads, config.head_dim))
         o = memory.reshaped(attended, (batch, heads, config.head_dim))
-        attend = (attention or make_decode(config.head_dim))[(heads, batch), None, self.stream]
+        attention = attention or make_decode(config.head_dim)
+        attend = attention[(heads * attention.cluster[0], batch), None, self.stream]
         embed = make_embed(width, model.residual, True)[(1, batch), None, self.stream]
         launches: list[Launch] = [
             embed.bind(

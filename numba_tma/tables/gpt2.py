@@ -68,18 +68,22 @@ def _launches(results: Path) -> str:
     return markdown(rows, ["a launch of", "prefill, 8 × 1024", "decode, 8"])
 
 
+_EARLY = {"nothing": "nothing", "prefetch": "all brought to L2", "load": "the first sets loaded"}
+
+
 def _attention(results: Path) -> str:
     rows = [
         [
+            run["blocks"],
             run["warps"],
             run["ahead"],
-            "yes" if run["prefetch"] else "no",
+            _EARLY[run["early"]],
             seconds(run["alone_seconds"]),
             seconds(run["layers_seconds"]),
         ]
         for run in _load(results)["decode_attention"]
     ]
-    return markdown(rows, ["warps", "sets ahead", "prefetched", "attention by itself", "all layers of a step"])
+    return markdown(rows, ["blocks", "warps", "sets ahead", "early", "attention by itself", "all layers of a step"])
 
 
 _KINDS = {  # parts of names of PyTorch's kernels, and of launches

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from numba_tma.gpt2 import linear
-from numba_tma.gpt2.attend import make_decode
+from numba_tma.gpt2.attend import VARIANTS, make_decode
 from numba_tma.gpt2.kernels import ROWS, gpt2_append, make_embed, make_normalise_rows
 from numba_tma.gpt2.linear import Shape, grid, make_linear
 from numba_tma.kernels.gemm.epilogue import activation_reference
@@ -145,15 +145,23 @@ def test_how_weights_are_cut():
         assert 32 * shape.warps <= 512
 
 
-@pytest.mark.parametrize("head_dim", [32, slow(64), slow(128)])
-def test_decode_attention(rng, head_dim):
-    batch, positions, heads = 3, 300, 2
+@pytest.mark.parametrize(
+    ("head_dim", "variant"),
+    [
+        (32, {}),
+        (32, {"warps": 4, "ahead": 2, "blocks": 2}),
+        *(slow(head_dim, variant) for head_dim in (64, 128) for variant in VARIANTS),
+    ],
+)
+def test_decode_attention(rng, head_dim, variant):
+    batch, positions, heads = 3, 600, 2
     qkv = rng.standard_normal((batch, positions, 3, heads, head_dim)).astype(BF16)
-    lengths = np.array([0, positions - 1, 131], np.int32)
+    lengths = np.array([0, positions - 1, int(rng.integers(1, positions))], np.int32)
     for b, last in enumerate(lengths):
         qkv[b, last + 1 :] = np.nan  # what is not there yet
     out = np.zeros((batch, heads, head_dim), BF16)
-    make_decode(head_dim)[(heads, batch), None](qkv, lengths, out)
+    made = make_decode(head_dim, **variant)
+    made[(heads * made.cluster[0], batch), None](qkv, lengths, out)
     for b, h in np.ndindex(batch, heads):
         q, k, v = qkv[b, : lengths[b] + 1, :, h].astype(np.float64).transpose(1, 0, 2)
         scores = k @ q[-1] / np.sqrt(head_dim)

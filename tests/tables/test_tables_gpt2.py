@@ -28,8 +28,15 @@ DATA = {
     "decode_256": {"seconds": {"ours": 1e-4}},
     "launches": {"layers": 12, "prefill": {"c_attn": 4.05e-5, "a layer": 2.5e-4}, "decode": {"c_attn": 3.21e-6}},
     "decode_attention": [
-        {"warps": 8, "ahead": 4, "prefetch": True, "alone_seconds": 8.22e-6, "layers_seconds": 3.02e-4},
-        {"warps": 16, "ahead": 2, "prefetch": False, "alone_seconds": 8.81e-6, "layers_seconds": 2.81e-4},
+        {
+            "warps": warps,
+            "ahead": ahead,
+            "early": early,
+            "blocks": blocks,
+            "alone_seconds": 8.22e-6,
+            "layers_seconds": 3.02e-4,
+        }
+        for warps, ahead, early, blocks in ((8, 4, "load", 1), (16, 2, "nothing", 2))
     ],
     "torch_kernels": {
         "prefill": [
@@ -71,8 +78,8 @@ DATA = {
         ("gpt2 prefill", ["PyTorch, eager", "3.18 ms", "1.50×", "5.3 ms", "1.25×"]),
         ("gpt2 decode", ["PyTorch, eager, as a CUDA graph", "500 µs", "2.50×", "", ""]),
         ("gpt2 launches", ["c_attn", "40.5 µs", "3.21 µs"]),
-        ("gpt2 attention", ["8", "4", "yes", "8.22 µs", "302 µs"]),
-        ("gpt2 attention", ["16", "2", "no", "8.81 µs", "281 µs"]),
+        ("gpt2 attention", ["1", "8", "4", "the first sets loaded", "8.22 µs", "302 µs"]),
+        ("gpt2 attention", ["2", "16", "2", "nothing", "8.22 µs", "302 µs"]),
         ("gpt2 shares", ["products", "1.1 ms", "486 µs"]),
         ("gpt2 shares", ["residual sums, GELU, copies", "250 µs", "0 ns"]),
         ("gpt2 agreement", ["this package", "0.0300", "0.060"]),
