@@ -172,7 +172,7 @@ def test_attention_fp8(rng):
 
 def test_powers_of_two_change_nothing_but_exponents(rng):
     """Far beyond what e4m3 itself has: 2^50 each way."""
-    q, k, v = inputs(rng, BFLOAT16, (1, 40, 100, 1, 1, 64))
+    q, k, v = inputs(rng, BFLOAT16, (1, 10, 70, 1, 1, 64))
     large, small = BFLOAT16.type(2.0**50), BFLOAT16.type(2.0**-50)
     with use_backend("sim"):
         o, lse = fp8.attention_fp8(q, k, v, return_lse=True)
@@ -201,7 +201,7 @@ def test_a_row_of_nan_is_not_taken_for_one_that_saw_no_key(rng):
     q, k, v = inputs(rng, BFLOAT16, (1, 20, 20, 1, 1, 64))
     q[0, 3] = np.nan
     with use_backend("sim"):
-        o, lse = fp8.attention_fp8(q, k, v, window=(5, -1), return_lse=True)
+        o, lse = fp8.attention_fp8(q, k, v, return_lse=True)
     assert np.flatnonzero(np.isnan(lse[0, 0])).tolist() == [3]
     assert np.flatnonzero(np.isnan(o[0, :, 0].astype(np.float32)).any(axis=1)).tolist() == [3]
 
