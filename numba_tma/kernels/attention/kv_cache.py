@@ -18,7 +18,7 @@ from ... import arrays, driver, ptx
 from ...arrays import ArrayView
 from ...launch import Kernel, kernel
 from ...pitch import is_pitched
-from ..calls import check_written, current_stream, seen, viewed
+from ..calls import MAX_EXTENT, check_written, current_stream, seen, viewed
 from .operands import INPUTS
 
 _THREADS = 128
@@ -98,13 +98,19 @@ def capacity_of(caller: str, views: Mapping[str, ArrayView], batch: int, head_di
             raise ValueError(
                 f"{caller}: {batch} sequences, and {k.shape[0]} in the cache; if these are pages, give the page table"
             )
-        return k.shape[1]
+        return _reached(caller, k.shape[1])
     if len(table.shape) != 2 or table.shape[0] != batch or table.dtype != np.int32 or 0 in table.shape:
         raise ValueError(
             f"{caller}: page_table is {table.dtype} {table.shape}; int32 of shape ({batch}, most pages of a sequence) "
             f"expected"
         )
-    return table.shape[1] * k.shape[1]
+    return _reached(caller, table.shape[1] * k.shape[1])
+
+
+def _reached(caller: str, capacity: int) -> int:
+    if capacity > MAX_EXTENT:
+        raise ValueError(f"{caller}: room for {capacity:,} keys a sequence; at most {MAX_EXTENT:,}, where numbers end")
+    return capacity
 
 
 def with_queries(array: Any) -> Any:

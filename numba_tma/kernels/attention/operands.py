@@ -13,7 +13,7 @@ from ... import arrays
 from ...arrays import ArrayView
 from ...pitch import is_pitched
 from ...tensor_map import TensorMap
-from ..calls import check_written
+from ..calls import check_extents, check_written
 from .masks import UNBOUNDED, Band
 
 INPUTS = ("float16", "bfloat16")
@@ -173,6 +173,7 @@ def operands(
         )
     if 0 in q.shape or 0 in k.shape:
         raise ValueError(f"q {q.shape}, k {k.shape}: there is nothing to attend to; extents of 1 and more expected")
+    check_extents("attention", views)
     if heads % kv_heads:
         raise ValueError(
             f"{heads} heads of queries, {kv_heads} of keys: each of these serves equally many of those (arrays are "

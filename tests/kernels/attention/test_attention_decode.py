@@ -257,6 +257,7 @@ def test_what_does_not_fit_is_named(rng):
     q, k, v, lengths, table, out, lse = given[:7]
     shifted = np.zeros(q.size + 1, np.float16)[1:].reshape(q.shape)
     odd = np.zeros(2 * 40 * 2 * 64 + 1, FLOAT16)[1:].reshape(2, 40, 2, 64)
+    endless = np.broadcast_to(np.zeros((2, 1, 1, 64), FLOAT16), (2, 2**31, 1, 64))
     locked, cache = np.zeros_like(lse), rng.standard_normal((2, 40, 2, 64)).astype(FLOAT16)
     locked.flags.writeable = False
     for arrays, options, error, message in (
@@ -280,6 +281,7 @@ def test_what_does_not_fit_is_named(rng):
         ((q, k, v[:, :0], lengths), {"page_table": table}, ValueError, "no extent 0"),
         ((q, cache[:, ::-1], cache, lengths), {}, ValueError, "k_cache runs backwards, its strides"),
         ((q, cache, odd, lengths), {}, ValueError, "v_cache begins at the address"),
+        ((q, endless, endless, lengths), {}, ValueError, "room for 2,147,483,648 keys a sequence; at most"),
         ((q, k, v, lengths), {"page_table": table, "scale": "a"}, TypeError, "scale is 'a'; a number expected"),
         ((q, k, v, lengths), {"page_table": table, "scale": [1]}, TypeError, r"scale is \[1\]; a number expected"),
         ((q, k, v, lengths), {"page_table": table, "scale": np.nan}, ValueError, "scale nan: a positive number"),
