@@ -153,9 +153,19 @@ class _HostView:
         }
 
 
+def _reach(view: ArrayView) -> tuple[int, int]:
+    """Address of an array's first byte, whatever the signs of its strides, and of the one behind its last."""
+    steps = [(extent - 1) * stride for extent, stride in zip(view.shape, view.strides, strict=True)]
+    low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
+    return view.pointer + low, view.pointer + high + view.dtype.itemsize
+
+
 def share_memory(a: ArrayView, b: ArrayView) -> bool:
     """Whether two arrays have a byte in common. Nothing is read: they may be a GPU's."""
-    if a.host != b.host or not a.size or not b.size:
+    if a.host != b.host or 0 in a.shape or 0 in b.shape:
+        return False
+    (low, high), (other_low, other_high) = _reach(a), _reach(b)
+    if high <= other_low or other_high <= low:  # as is usual, and quicker to see than what NumPy is asked
         return False
     seen = [np.asarray(_HostView(None, view, view.dtype, view.shape, view.strides)) for view in (a, b)]
     try:
