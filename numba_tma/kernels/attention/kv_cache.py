@@ -182,7 +182,7 @@ def bind_append(
 
     Raises:
         TypeError: not arrays.
-        ValueError: extents, types or strides do not fit; the message says what would.
+        ValueError: extents, types or strides do not fit, or the caches share memory; the message says what would do.
     """
     caller = "append"
     views = views_of(caller, k=k, v=v, k_cache=k_cache, v_cache=v_cache, lengths=lengths, page_table=page_table)
