@@ -290,6 +290,7 @@ def _claims(results: Path) -> str:
         ],
         *attention.claims(results),
         *overlap.claims(results),
+        *gpt2.claims(results),
     ]
     rows.sort(key=lambda row: int(row[0]))
     return markdown(rows, ["claim", "measured", ""])
