@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import arrays, driver, dtypes
-from ...arrays import ArrayView, DeviceView
-from ...device_array import DeviceArray
+from ...arrays import ArrayView
 from ...launch import Kernel, Launcher, backend, watched
 from ...ragged import RaggedMap
 from ...tensor_map import TensorMap
@@ -20,7 +18,8 @@ from ..gemm.warpgroup import GROUP_ROWS
 from . import choice
 from .choice import Configuration
 from .masks import UNBOUNDED, Band
-from .operands import BOX, Operands, operands
+from .operands import BOX, Operands, check_outputs, operands
+from .tile_counters import tile_counter
 from .warpgroup import make_overlapped
 
 _MOST_PLANS, _MOST_PLACES = 1024, 256  # kept for calls like one before
@@ -58,7 +57,9 @@ def attention(
         stream: a stream's handle or object; by default PyTorch's or CuPy's current one, or the default stream.
         configuration: how the kernel is cut; by default `choice.choose`'s.
 
-    A query that sees no key gets zeros, and minus infinity in lse. Nothing waits for the GPU, except where arrays in
+    A query that sees no key gets zeros, and minus infinity in lse. Scores are good for up to 10^8: beyond, float32's steps
+    are so large that a row may come out as NaN. A NaN or an infinity among keys or values may spoil rows that do not see
+    it, if they see others of its block of keys. Nothing waits for the GPU, except where arrays in
     host memory have to be copied there and back; the first call with arrays like these compiles, which takes seconds.
     For a few queries at the end of a long cache `decode` is faster.
 
@@ -97,8 +98,8 @@ def attention_varlen(
         q: (rows of all sequences, Hq, D).
         k, v: (rows of all sequences, Hkv, D).
         q_starts, kv_starts: (sequences + 1,), int32, where q is: sequence b has the rows from starts[b] on and before
-            starts[b + 1]. They are read on the GPU, and not checked: numbers must not fall, nor exceed the rows there
-            are. A sequence may be empty.
+            starts[b + 1]. They are read on the GPU: numbers must not fall, nor exceed the rows there are; what does
+            counts as the nearest row. A sequence may be empty.
         longest_q: the most rows of q that a sequence has; of a longer one not all rows are written.
         out: as q. lse: (Hq, rows of q). The rest as for `attention`.
 
@@ -146,42 +147,6 @@ class Options:
         return operands(given, self.causal, self.window, self.scale, self.soft_cap)
 
 
-class _Counters:
-    """Zeros in a GPU's memory, one for each bound launch, never freed: a captured graph may count with one for ever.
-
-    Launches count from zero back to zero. After `_COUNT` of them the first ones are given out again.
-    """
-
-    _COUNT = 1 << 16
-
-    def __init__(self) -> None:
-        self._memory = DeviceArray(np.zeros(self._COUNT, np.uint32))
-        self._turns = itertools.count()
-
-    def next(self) -> DeviceView:
-        """One of them."""
-        address = self._memory.pointer + 4 * (next(self._turns) % self._COUNT)
-        return DeviceView(None, address, (1,), (4,), np.dtype(np.uint32))
-
-
-_counters: dict[int, _Counters] = {}
-
-
-def _counter(host: bool, caller: str, stream: int) -> Any:
-    """A counter of tiles, zero, where the arrays are."""
-    if host:
-        return np.zeros(1, np.uint32)
-    device = driver.current_device()
-    if device not in _counters:
-        if driver.is_capturing(stream):
-            raise RuntimeError(
-                f"{caller}: the first call of a process allocates memory for counters, which cannot be captured into a "
-                f"graph: call it once before"
-            )
-        _counters[device] = _Counters()
-    return _counters[device].next()
-
-
 class Plan:
     """All of a call that does not depend on where its arrays lie.
 
@@ -206,10 +171,8 @@ class Plan:
         self._packed = packed = starts is not None
         found = arrays.view(q)
         self.host, self._shape, self._element = found.host, found.shape, dtypes.lookup(found.dtype)
-        *batches, rows, heads, _ = found.shape if packed or len(found.shape) == 4 else (0, 0, 0, 0)
-        described = (q, k, v, q if out is None else out)
-        described += (np.empty((*batches, heads, rows), np.float32) if lse is None else lse,)
-        o = options.operands(*(_as_batch(x) for x in described) if packed else described)
+        given = (q, k, v, out, lse)
+        o = options.operands(*(x if x is None or not packed else _as_batch(x) for x in given))
         o.check_rows()
         columns = -(-o.head_dim // _HEAD_STEP) * _HEAD_STEP
         length = max(1, o.skv // max(arrays.view(starts[0]).shape[0] - 1, 1)) if packed else o.skv  # of a sequence
@@ -229,7 +192,7 @@ class Plan:
         tiles = tiles_m * o.heads * batch
         if tiles >= 1 << 31:
             raise ValueError(f"{tiles:,} tiles of {chosen.rows} queries: fewer than 2**31 expected; split the batch")
-        together = choice.together(length, o.head_dim, o.group)
+        together = min(choice.together(length, o.head_dim, o.group), o.heads * batch)
         counts = (tiles_m, o.heads, o.heads * batch, together, o.group)
         self._scalars = (np.uint32(sq), np.uint32(skv), *diagonals, *map(np.uint32, counts))
         self._scalars += (o.scores.factor, o.scores.inner)
@@ -242,6 +205,16 @@ class Plan:
     def launcher(self, stream: int) -> Launcher:
         """The kernel on a stream: it takes `arguments`."""
         return self._on(stream)
+
+    def check_outputs(self, caller: str, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
+        """See that the arrays to be written, where they are now, overlap none that is read; `out` may be q.
+
+        Raises:
+            ValueError: they do, or are read-only.
+        """
+        given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+        views = {name: arrays.view(array) for name, array in given.items() if array is not None}
+        check_outputs(caller, views, *(name for name in ("out", "lse") if name in views))
 
     def arguments(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, starts: tuple[Any, Any, int] | None, counter: Any
@@ -291,14 +264,16 @@ def _call(
     if out is None:
         out = plan.new_output(q)
     if plan.host or watched():
-        counter = _counter(plan.host, caller, stream)
+        plan.check_outputs(caller, q, k, v, out, lse)
+        counter = tile_counter(plan.host, caller, stream)
         plan.launcher(stream)(*plan.arguments(q, k, v, out, lse, starts, counter))
         return out
     # Launches for arrays in the same places again have nothing left to marshal.
     place = (*[x if x is None else pointer(x) for x in (q, k, v, out, lse, *(starts or ())[:2])], stream)
     bound = places.get(place)
     if bound is None:
-        arguments = plan.arguments(q, k, v, out, lse, starts, _counter(plan.host, caller, stream))
+        plan.check_outputs(caller, q, k, v, out, lse)
+        arguments = plan.arguments(q, k, v, out, lse, starts, tile_counter(plan.host, caller, stream))
         if len(places) >= _MOST_PLACES:
             places.clear()
         bound = places[place] = plan.launcher(stream).bind(*arguments)
@@ -334,6 +309,9 @@ def _check_packed(given: tuple, starts: tuple[Any, Any, int]) -> None:
         if view is not None and len(view.shape) != wanted.count(",") + 1:
             raise ValueError(f"attention_varlen: {name} has the shape {view.shape}; {wanted} expected")
     views = [arrays.view(x) for x in starts[:2]]
+    if None in views:
+        found = ", ".join(type(x).__name__ for x in starts[:2])
+        raise TypeError(f"attention_varlen: starts are {found}; arrays of int32 expected, both")
     if any(view.dtype != np.int32 or len(view.shape) != 1 for view in views) or views[0].shape != views[1].shape:
         found = ", ".join(f"{view.dtype} {view.shape}" for view in views)
         raise ValueError(f"attention_varlen: starts are {found}; int32 of shape (sequences + 1,) expected, both")
@@ -374,7 +352,8 @@ def bind_attention(
         if name not in Options.__dataclass_fields__:
             raise TypeError(f"bind_attention has no option {name!r}; it has {', '.join(Options.__dataclass_fields__)}")
     plan = Plan(*given, None, Options(**options), make)
-    counter = _counter(plan.host, "bind_attention", stream)
+    plan.check_outputs("bind_attention", *given)
+    counter = tile_counter(plan.host, "bind_attention", stream)
     bound = plan.launcher(stream).bind(*plan.arguments(*given, None, counter))
 
     def launch() -> Any:

@@ -18,11 +18,11 @@ from ...tensor_map import TensorMap
 from ..calls import check_written, current_stream, new_like
 from ..gemm.choice import multiprocessors
 from .choice import together
-from .forward import _counter
 from .fp8_quantise import CHUNK, KV_BLOCK, Q_BLOCK, make_quantise_rows, make_quantise_values
 from .fp8_warpgroup import FLOAT8, HEAD_DIMS, make_fp8
 from .masks import UNBOUNDED, Band
 from .operands import Operands, Scores, operands
+from .tile_counters import tile_counter
 
 Launch = Callable[[], Any]
 # What was fastest on an H200. At D = 256 there are no registers for a second accumulator.
@@ -167,7 +167,7 @@ def bind_attend(
         raise ValueError(f"{tiles:,} tiles of queries: fewer than 2**31 expected; split the batch")
     group, all_heads = heads // kv_heads, heads * batch
     counts = (tiles_m, heads, all_heads, min(together(skv, head_dim, group, element_bytes=1), all_heads), group)
-    counter = _counter(arrays.view(o).host, "bind_attend", stream)
+    counter = tile_counter(arrays.view(o).host, "bind_attend", stream)
     # What lies beside a head's row in memory is another head's.
     rows = {"swizzle": f"{columns}B", "store": False, "l2_promotion": "128B"}
     return kernel[min(multiprocessors(), tiles), None, stream].bind(

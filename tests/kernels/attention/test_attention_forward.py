@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from numba_tma import tracing, use_backend
+from numba_tma.kernels.attention import forward
 from numba_tma.kernels.attention.choice import Configuration, choose
 from numba_tma.kernels.attention.forward import attention, attention_varlen, bind_attention
 from numba_tma.kernels.attention.ladder import reference
@@ -181,6 +182,42 @@ def test_what_is_written_must_be_writable():
         attention(q, q, q, out=out)
 
 
+@pytest.mark.parametrize("name", ["k", "v", "lse"])
+def test_what_is_written_must_not_be_read(name):
+    memory = np.zeros(4096, np.float16)
+    given = {n: np.zeros((1, 8, 2, 64), np.float16) for n in ("q", "k", "v")} | {
+        "out": memory[:1024].reshape(1, 8, 2, 64)
+    }
+    given[name] = (
+        memory[:32].view(np.float32).reshape(1, 2, 8) if name == "lse" else memory[512:1536].reshape(1, 8, 2, 64)
+    )
+    q, k, v = (given.pop(n) for n in ("q", "k", "v"))
+    with use_backend("sim"), pytest.raises(ValueError, match=f"out at .* and {name} at .* share memory"):
+        attention(q, k, v, **given)
+    with use_backend("sim"), pytest.raises(ValueError, match=f"out at .* and {name} at .* share memory"):
+        bind_attention(q, k, v, **given)
+
+
+def test_what_is_read_may_be_read_only_and_written_in_its_place(rng):
+    q, k, v = (drawn(rng, (1, 20), 1, 64, np.float16) for _ in range(3))
+    exact, _ = reference(q, k, v)
+    for array in (q, k, v):
+        array.flags.writeable = False
+    with use_backend("sim"):
+        out = attention(q, k, v)
+        np.testing.assert_allclose(out.astype(np.float64), exact, rtol=0, atol=limit(v, np.float16))
+        own = q.copy()
+        assert attention(own, k, v, out=own) is own
+    np.testing.assert_array_equal(own, out)
+
+
+def test_no_more_heads_are_gone_through_together_than_there_are():
+    q, k = np.zeros((2, 8, 6, 64), np.float16), np.zeros((2, 1, 1, 64), np.float16)
+    plan = forward.Plan(q, k, k, None, None, None, forward.Options())
+    _, heads, all_heads, together, _ = plan.arguments(q, k, k, q, None, None, np.zeros(1, np.uint32))[-7:-2]
+    assert (heads, all_heads, together) == (6, 12, 12)
+
+
 @pytest.mark.parametrize("window", [(2**31 - 1, -1), (-1, 2**31 - 1), (2**62, 2**62), (2**40, 0)])
 def test_windows_wider_than_any_sequence_hide_nothing_more(rng, window):
     q = drawn(rng, (1, 40), 1, 64, np.float16)
@@ -249,6 +286,8 @@ def test_starts_are_checked(rng):
             attention_varlen(q, k, v, q_starts, kv_starts[:-1], 4)
         with pytest.raises(ValueError, match="longest_q"):
             attention_varlen(q, k, v, q_starts, kv_starts, 0)
+        with pytest.raises(TypeError, match="starts are NoneType, ndarray"):
+            attention_varlen(q, k, v, None, kv_starts, 4)
 
 
 # ------------------------------------------------------------------------------------------------------------ a GPU
