@@ -52,7 +52,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="of what is measured (default all)",
     )
     parser.add_argument("--no-compile", action="store_true", help="measure without torch.compile")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured; other parts stay")
     return parser.parse_args(arguments)
 
 
@@ -105,7 +105,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.what in demonstration.WORKLOADS:
             run_workload(options)
             return 0
-        found = {"circumstances": suite.circumstances()}
+        found = {}
+        if options.json and options.json.exists():  # what is not measured now stays
+            found = json.loads(options.json.read_text())
+        found["circumstances"] = suite.circumstances()
         begin = time.perf_counter()
         if options.output:
             options.output.mkdir(parents=True, exist_ok=True)

@@ -324,6 +324,7 @@ def _headline(results: Path) -> str:
         )
     rows += gemm.headline(results)
     rows += attention.headline(results)
+    rows += gpt2.headline(results)
     rows += overlap.headline(results)
     overlapped = _load(results, "h200_measurements.json")["overlap"]
     gains = [r["seconds"]["one buffer"] / r["seconds"]["two buffers"] for r in overlapped]

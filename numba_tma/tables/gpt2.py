@@ -216,6 +216,20 @@ def claims(results: Path) -> list[list[str]]:
     ]
 
 
+def headline(results: Path) -> list[list[str]]:
+    """Rows for the README."""
+    data = _load(results)
+    prefill, step = data["prefill"]["seconds"], data["decode_1024"]["seconds"]
+    rows = [("prefill of 8 × 1024 tokens", prefill, ", last logits"), ("a decoding step of 8 sequences", step, "")]
+    found = []
+    for what, took, suffix in rows:
+        ours = took[f"ours{suffix}"]
+        words = (("torch", "PyTorch's CUDA graph"), ("torch.compile", "with torch.compile"))
+        peers = [f"{took[f'{name}, CUDA graph{suffix}'] / ours:.2f} × {peer}" for name, peer in words]
+        found.append([f"GPT-2 124M, {what}", ", ".join([seconds(ours), *peers])])
+    return found
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "gpt2 prefill": _prefill,
     "gpt2 attention": _attention,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from numba_tma.tables.gpt2 import RESULTS, RETRIEVAL, TABLES, claims
+from numba_tma.tables.gpt2 import RESULTS, RETRIEVAL, TABLES, claims, headline
 
 RUN = {
     "batches": 8,
@@ -22,10 +22,12 @@ DATA = {
             "ours, last logits": 2.12e-3,
             "ours, all logits": 4.24e-3,
             "torch, last logits": 3.18e-3,
+            "torch, CUDA graph, last logits": 2.65e-3,
+            "torch.compile, CUDA graph, last logits": 2.332e-3,
             "torch, all logits": 5.3e-3,
         }
     },
-    "decode_1024": {"seconds": {"ours": 2e-4, "torch, CUDA graph": 5e-4}},
+    "decode_1024": {"seconds": {"ours": 2e-4, "torch, CUDA graph": 5e-4, "torch.compile, CUDA graph": 4e-4}},
     "decode_256": {"seconds": {"ours": 1e-4}},
     "launches": {"layers": 12, "prefill": {"c_attn": 4.05e-5, "a layer": 2.5e-4}, "decode": {"c_attn": 3.21e-6}},
     "decode_attention": [
@@ -117,3 +119,11 @@ def test_claims(tmp_path):
     write(tmp_path)
     found = {number: words for number, _, words in claims(tmp_path)}
     assert found == {"20": "10 µs, 3 ms, 2.5 ms", "21": "1.40 × and 2.00 ×", "23": "80%"}
+
+
+def test_headline(tmp_path):
+    write(tmp_path)
+    assert [row[1] for row in headline(tmp_path)] == [
+        "2.12 ms, 1.25 × PyTorch's CUDA graph, 1.10 × with torch.compile",
+        "200 µs, 2.50 × PyTorch's CUDA graph, 2.00 × with torch.compile",
+    ]
