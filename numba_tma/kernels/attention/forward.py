@@ -57,10 +57,10 @@ def attention(
         stream: a stream's handle or object; by default PyTorch's or CuPy's current one, or the default stream.
         configuration: how the kernel is cut; by default `choice.choose`'s.
 
-    A query that sees no key gets zeros, and minus infinity in lse. Scores are good for up to 10^8: beyond, float32's steps
-    are so large that a row may come out as NaN. A NaN or an infinity among keys or values may spoil rows that do not see
-    it, if they see others of its block of keys. Nothing waits for the GPU, except where arrays in
-    host memory have to be copied there and back; the first call with arrays like these compiles, which takes seconds.
+    A query that sees no key gets zeros, and minus infinity in lse. Scores are good for up to 10^8: beyond, float32's
+    steps are so large that a row may come out as NaN. A NaN or an infinity among keys or values may spoil rows that do
+    not see it, if they see others of its block of keys. Nothing waits for the GPU, except where arrays in host memory
+    have to be copied there and back; the first call with arrays like these compiles, which takes seconds.
     For a few queries at the end of a long cache `decode` is faster.
 
     Returns:

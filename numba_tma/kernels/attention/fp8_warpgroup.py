@@ -36,7 +36,7 @@ from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait, ring
 from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
-from ...warpgroup import ROW_BYTES, SWIZZLE_64B, SWIZZLE_128B, SWIZZLE_NONE, matrix_descriptor
+from ...warpgroup import ROW_BYTES, SWIZZLE_64B, SWIZZLE_128B, SWIZZLE_NONE, consumer_number, matrix_descriptor, uniform
 from ..gemm.warpgroup import BOX_COLUMNS, GROUP_ROWS, WARPGROUP
 from .fp8_quantise import CHUNK, KV_BLOCK
 from .masks import Kind, make_tile_masks
@@ -51,7 +51,6 @@ SHIFT = 8  # of the exponents: a row's largest weight is 2 to this power
 _STEP = 32  # of the inner dimension, in one instruction
 _EIGHT_ROWS = 8
 _CORE_ROW = 16  # bytes
-_ALL_LANES = 0xFFFFFFFF
 _MOST_STAGES = 8
 _SCALES_WARP = 1  # of the producer's warpgroup
 TURNS = 4  # tiles of a block that are described at once; the producer is one ahead
@@ -542,11 +541,7 @@ def make_fp8(
         else:
             ptx.setmaxnreg_inc(more)
             # By a vote, so that ptxas sees that it is the same for a warp, and keeps descriptors in uniform registers.
-            mine = uint32(0)
-            for i in range(1, consumers):
-                unroll()
-                if cuda.any_sync(_ALL_LANES, thread >= uint32((i + 1) * WARPGROUP)):
-                    mine = uint32(i)
+            mine = consumer_number(thread, consumers)
             thread = uint32(thread % uint32(WARPGROUP))
             lane_row = uint32(thread // uint32(32) * uint32(16) + thread % uint32(32) // uint32(4))
             lane_key = uint32(thread % uint32(4) * uint32(2))
@@ -560,7 +555,7 @@ def make_fp8(
             if ping_pong and mine == 1:
                 ptx.bar_arrive(1, pair)  # the first warpgroup begins
             row, head, batch, first, block = next_turn(turn)
-            while cuda.any_sync(_ALL_LANES, block > uint32(0)):
+            while uniform(block > uint32(0)):
                 row = uint32(row + mine * uint32(GROUP_ROWS))
                 of_q = (
                     factor * q_scale[batch, head, min(uint32(row // uint32(GROUP_ROWS)), uint32(q_scale.shape[2] - 1))]
@@ -587,7 +582,7 @@ def make_fp8(
                 clear(o, product, carry)
                 # What comes from shared memory may differ between threads, for all that ptxas knows, and no wgmma runs
                 # across branches that hang on it. A vote is the same for a warp.
-                while cuda.any_sync(_ALL_LANES, block > first):
+                while uniform(block > first):
                     unroll(1)
                     block = uint32(block - uint32(1))
                     following, next_phase = advanced(stage, phase, stages)
