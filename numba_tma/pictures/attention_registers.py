@@ -56,7 +56,7 @@ def draw() -> str:
         24,
         54,
         "Registers of each of a consumer's threads, and KB of shared memory of a block, in the configurations that "
-        "attention takes.",
+        "attention takes without a mask, up to 64 K keys.",
         "muted",
     )
     picture.legend(left, 78, [(tint, name) for name, tint in (_PARTS | _TILES).items()])
