@@ -1,8 +1,8 @@
 """What docs/attention.md tells of `attention`: scripts/measure.py runs these, on a GPU with PyTorch.
 
 Times are medians in seconds; what is compared runs in turn, each for some 10 ms on end, so that clocks are those of
-steady work. The order is another one in each round: near the board's power limit, who comes after an idler kernel has a
-higher clock. Peers that are not installed are left out.
+steady work. Near the board's power limit who comes after an idler kernel has a higher clock, so that each comes after
+each other equally often. Peers that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -45,8 +45,18 @@ def candidates(q: Any, k: Any, v: Any, causal: bool) -> dict[str, Callable[[], A
     return {name: launch for name, launch in found.items() if launch is not None}
 
 
+def balanced_orders(count: int) -> list[list[int]]:
+    """Orders of so many candidates, in which each comes right after each other one equally often.
+
+    Williams' designs: as many orders as candidates, or twice as many if their number is odd.
+    """
+    first = [(i + 1) // 2 if i % 2 else (count - i // 2) % count for i in range(count)]
+    orders = [[(i + shift) % count for i in first] for shift in range(count)]
+    return orders + [order[::-1] for order in orders] if count % 2 else orders
+
+
 def in_turn(launches: Mapping[str, Callable[[], Any]], rounds: int = _ROUNDS) -> dict[str, float]:
-    """Median seconds of a launch, each candidate some `_SLICE` on end in every round."""
+    """Median seconds of a launch, each candidate some `_SLICE` on end in every round, of `rounds` or more."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -63,10 +73,10 @@ def in_turn(launches: Mapping[str, Callable[[], Any]], rounds: int = _ROUNDS) ->
         seconds(launch, 2)
     times = {name: max(1, round(_SLICE / seconds(launch, 2))) for name, launch in launches.items()}
     samples: dict[str, list[float]] = {name: [] for name in launches}
-    rng = np.random.default_rng(0)
-    for _ in range(rounds):
-        for name in rng.permutation(list(launches)):
-            samples[name].append(seconds(launches[name], times[name]))
+    names, orders = list(launches), balanced_orders(len(launches))
+    for order in orders * -(-rounds // len(orders)):
+        for i in order:
+            samples[names[i]].append(seconds(launches[names[i]], times[names[i]]))
     return {name: float(np.median(values)) for name, values in samples.items()}
 
 
