@@ -40,6 +40,7 @@ from .problem import Case, Problem, Variant, check_options
 # f(k, v) adds work - 1 further multiply-adds to k·v, of a kind that neither grows nor can be folded away.
 DECAY = 0.5
 VECTOR = 8  # fp16 elements in 16 bytes, the widest access of one thread
+L2_PROMOTION = "256B"  # what L2 fetches at a time: blocks that walk along rows bring their next tile along
 
 
 def reference(k: np.ndarray, v: np.ndarray, work: int = 1, splits: int = 1, tile_columns: int = 64) -> np.ndarray:
@@ -508,7 +509,7 @@ def _launch_maps(make: Callable[..., Kernel]) -> Callable[..., Callable[[], Any]
         tile: tuple[int, int] = (64, 64),
         work: int = 1,
         splits: int = 1,
-        l2_promotion: str = "128B",
+        l2_promotion: str = L2_PROMOTION,
         stream: object = None,
         **options: int,
     ) -> Callable[[], Any]:
@@ -621,8 +622,8 @@ _TUNED_16384 = {
     "plain": {"tile": (8, 256)},
     "plain_vector": {"tile": (8, 256), "threads": 128},
     "cp_async": {"tile": (8, 256)},
-    "tma": {"stages": 3, "l2_promotion": "256B"},
-    "tma_ring": {"tile": (32, 64), "stages": 3, "l2_promotion": "256B"},
+    "tma": {"stages": 3},
+    "tma_ring": {"tile": (32, 64), "stages": 3},
 }
 
 

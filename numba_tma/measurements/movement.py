@@ -15,9 +15,9 @@ from numba import cuda
 from numba.cuda.types import uint32
 
 from .. import bench, counters, driver, launch, ptx, suite
-from ..arrays import DeviceView, contiguous_strides, reinterpret
+from ..arrays import reinterpret
 from ..device_array import DeviceArray
-from ..kernels import Case, Problem, copy, kv_stream, multicast, stencil3d, transpose
+from ..kernels import Case, copy, kv_stream, multicast, stencil3d, transpose
 from ..launch import Kernel, kernel
 from ..pipeline import mbarrier_wait, ring
 from ..shared import Barriers, Shared, Tiles
@@ -165,46 +165,40 @@ def _timed(
 _PROMOTIONS = ("none", "64B", "128B", "256B")
 
 
-def l2_promotion(size: int = 512, side: int = 16384) -> list[Record]:
-    """How much L2 fetches at a time for a tensor map: stencil3d, whose boxes begin 16 bytes before a multiple of 512,
-    transpose, which reads narrow boxes from top to bottom, copy, which takes wide ones in order, and kv_stream, whose
-    blocks go along rows, each along its own."""
-    memory = [driver.allocate(4 * side * side) for _ in range(2)]
-    driver.fill(memory[0], 0x3A, 4 * side * side)
+# What reads by tensor maps, as far as they are an option.
+_BY_MAPS = (
+    (copy.PROBLEM, ("tensor",)),
+    (kv_stream.PROBLEM, ("tma", "tma_ring")),
+    (transpose.PROBLEM, ("tma", "swizzle", "vector", "ring", "store")),
+    (stencil3d.PROBLEM, ("tma", "stages", "ring")),
+    (multicast.PROBLEM, ("tma", "multicast")),
+)
 
-    def views(names: tuple[str, str], shape: tuple[int, ...], dtype: str = "float32") -> Record:
-        kind = np.dtype(dtype)
-        strides = contiguous_strides(shape, kind.itemsize)
-        return {n: DeviceView(None, at, shape, strides, kind) for n, at in zip(names, memory, strict=True)}
 
-    grids, halves = views(("source", "out"), (size,) * 3), views(("source", "target"), (side,) * 2, "float16")
-    matrices, pair = views(("source", "target"), (side,) * 2), views(("k", "v"), (side,) * 2, "float16")
-    candidates: list[tuple[Problem, str, Record, str, Record]] = [
-        *((stencil3d.PROBLEM, v, grids, "float32", {"points": p}) for p in (7, 27) for v in ("tma", "stages", "ring")),
-        *((transpose.PROBLEM, v, matrices, "float32", {}) for v in ("swizzle", "vector", "store")),
-        *((transpose.PROBLEM, v, halves, "float16", {}) for v in ("swizzle", "vector", "store")),
-        (copy.PROBLEM, "tensor", matrices, "float32", {}),
-        *(
-            (kv_stream.PROBLEM, v, {**pair, "out": DeviceArray.empty((splits, side), np.float32)}, "float16", options)
-            for splits, options in ((1, {"stages": 2}), (2, {"stages": 3, "splits": 2}))
-            for v in ("tma", "tma_ring")
-        ),
-    ]
-    launches, records = {}, []
-    for promotion in _PROMOTIONS:
-        for problem, variant, arrays, dtype, options in candidates:
-            key = str(len(records))
-            launches[key] = problem.variant(variant).bind(arrays, **options, l2_promotion=promotion)
-            case = Case(next(iter(arrays.values())).shape, dtype, options)
-            common = {"problem": problem.name, "variant": variant, "dtype": dtype, "options": options}
-            records.append({**common, "promotion": promotion, "bytes": problem.bytes_moved(case)})
-    try:
-        timings = bench.time_launches(launches, repeats=11, warm_up=1)
-    finally:
-        for at in memory:
-            driver.free(at)
-    for record, timing in zip(records, timings.values(), strict=True):
-        record["seconds"], record["gb_per_s"] = timing.median, record["bytes"] / timing.median / 1e9
+def l2_promotion() -> list[Record]:
+    """How much L2 fetches at a time for a tensor map: seconds of the suite's GPU cases for each of the choices."""
+    records: list[Record] = []
+    for problem, names in _BY_MAPS:
+        for case in problem.cases["default", "gpu"]:
+            arrays = {n: DeviceArray(a) for n, a in problem.inputs(case, np.random.default_rng(0)).items()}
+            for name in names:
+                options = case.options_of(name)
+                launches = {
+                    promotion: problem.variant(name).bind(arrays, **{**options, "l2_promotion": promotion})
+                    for promotion in _PROMOTIONS
+                }
+                timings = bench.time_launches(launches, repeats=21, warm_up=2)
+                records.append(
+                    {
+                        "problem": problem.name,
+                        "variant": name,
+                        "shape": list(case.shape),
+                        "dtype": case.dtype,
+                        "options": options,
+                        "bytes": problem.bytes_moved(case),
+                        "seconds": {promotion: timing.median for promotion, timing in timings.items()},
+                    }
+                )
     return records
 
 

@@ -146,26 +146,33 @@ def tiles(records: Sequence[Record]) -> str:
 
 def promotions_of_boxes(records: Iterable[Record]) -> str:
     """GB/s of reading boxes, with what L2 fetches at a time in columns."""
-    return _promotions(records, lambda r: (f"{r['row_bytes']} B", r["order"]), ["a box's row", "boxes are taken"])
-
-
-def promotions_of_problems(records: Iterable[Record]) -> str:
-    """GB/s of variants, with what L2 fetches at a time in columns."""
-
-    def named(record: Record) -> tuple[str, ...]:
-        options = ", ".join(f"{name} {value}" for name, value in record["options"].items())
-        return f"`{record['problem']}.{record['variant']}`", record["dtype"], options
-
-    return _promotions(records, named, ["GB/s", "type", "options"])
-
-
-def _promotions(records: Iterable[Record], named: Callable[[Record], tuple[str, ...]], headers: list[str]) -> str:
-    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for record in records:
-        rows.setdefault(named(record), {})[record["promotion"]] = f"{record['gb_per_s']:,.0f}"
-    columns = list(dict.fromkeys(promotion for found in rows.values() for promotion in found))
-    table = [[*name, *(found[promotion] for promotion in columns)] for name, found in rows.items()]
-    return markdown(table, [*headers, *(f"`{promotion}`" for promotion in columns)])
+        found = rows.setdefault((f"{record['row_bytes']} B", record["order"]), {})
+        found[f"`{record['promotion']}`"] = f"{record['gb_per_s']:,.0f}"
+    columns = list(next(iter(rows.values())))
+    table = [[*name, *(found[column] for column in columns)] for name, found in rows.items()]
+    return markdown(table, ["a box's row", "boxes are taken", *columns])
+
+
+def promotions_of_problems(records: Iterable[Record], shortest: float = 60e-6) -> str:
+    """GB/s with L2 fetching 128 bytes and 256 at a time, of cases that take long enough for a percent to be seen."""
+    rows = []
+    for record in records:
+        narrow, wide = record["seconds"]["128B"], record["seconds"]["256B"]
+        if wide < shortest:
+            continue
+        rows.append(
+            [
+                f"`{record['problem']}.{record['variant']}`",
+                "×".join(map(str, record["shape"])),
+                record["dtype"],
+                _in_words(record["options"]),
+                *(f"{record['bytes'] / seconds_ / 1e9:,.0f}" for seconds_ in (narrow, wide)),
+                f"{narrow / wide - 1:+.1%}",
+            ]
+        )
+    return markdown(rows, ["variant", "shape", "type", "options", "`128B`, GB/s", "`256B`, GB/s", "256 faster by"])
 
 
 TABLES: dict[str, Callable[[Path], str]] = {

@@ -80,16 +80,22 @@ def test_what_l2_fetches_at_a_time():
     made = tables_movement.promotions_of_boxes(boxes)
     assert cells(made, "a box") == ["a box's row", "boxes are taken", "`none`", "`256B`"]
     assert cells(made, "128 B") == ["128 B", "along rows", "4,545", "4,141"]
-    of = {"problem": "stencil3d", "variant": "ring", "dtype": "float32"}
-    problems = [
-        {**of, "options": {"points": points}, "promotion": promotion, "gb_per_s": rate}
-        for promotion, rate in (("none", 3500.0), ("128B", 3600.0))
-        for points in (7, 27)
+
+    def taking(shape, options, narrow, wide):
+        seconds = {"none": narrow, "128B": narrow, "256B": wide}
+        return {"problem": "copy", "variant": "tensor", "shape": shape, "dtype": "int8", "options": options} | {
+            "bytes": 800_000_000,
+            "seconds": seconds,
+        }
+
+    made = tables_movement.promotions_of_problems(
+        [taking([64, 32], {"box": [8, 16]}, 220e-6, 200e-6), taking([1, 1], {}, 30e-6, 40e-6)]
+    )
+    assert cells(made, "`copy.tensor`") == [
+        *("`copy.tensor`", "64×32", "int8", "box 8×16"),
+        *("3,636", "4,000", "+10.0%"),
     ]
-    made = tables_movement.promotions_of_problems(problems)
-    assert cells(made, "`stencil3d.ring` | float32 | points 27") == [
-        *("`stencil3d.ring`", "float32", "points 27", "3,500", "3,600")
-    ]
+    assert len(made.splitlines()) == 3
 
 
 def test_best_of_each_variant():
