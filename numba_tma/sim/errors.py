@@ -22,7 +22,7 @@ class SimError(Exception):
         self.message = message
         self.instruction = instruction
         self.location = location if location is not None else getattr(instruction, "location", None)
-        # What was seen before, and may be the reason.
+        # What was seen before, and may be the reason; printed with the error.
         self.hazards: list[Any] = []
 
     def at(self, instruction: Any, location: Any = None) -> SimError:
@@ -34,6 +34,9 @@ class SimError(Exception):
         return self
 
     def __str__(self) -> str:
+        return "\n".join([*self._lines(), *map(str, self.hazards)])
+
+    def _lines(self) -> list[str]:
         lines = [self.message]
         if self.instruction is not None:
             line = getattr(self.instruction, "line", None)
@@ -41,7 +44,7 @@ class SimError(Exception):
             lines.append(f"  at {getattr(self.instruction, 'text', self.instruction)}{where}")
         if self.location is not None:
             lines.append(f"  from {self.location}")
-        return "\n".join(lines)
+        return lines
 
 
 class PtxSyntaxError(SimError):
@@ -91,9 +94,8 @@ class Deadlock(SimError):
         super().__init__(message, instruction, location)
         self.report = report
 
-    def __str__(self) -> str:
-        hazards = "".join(f"\n{hazard}" for hazard in self.hazards)
-        return super().__str__() + (f"\n{self.report}" if self.report else "") + hazards
+    def _lines(self) -> list[str]:
+        return [*super()._lines(), *([self.report] if self.report else [])]
 
 
 class StepLimit(Deadlock):

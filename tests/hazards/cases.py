@@ -432,6 +432,23 @@ CASES: dict[str, Case] = {
             out[lane] = smem.tile[0][15, lane]
         """),
     ),
+    "copy-without-expect-tx": Case(
+        "A copy's bytes are not promised in time, or not at all",
+        "The arrival completes the phase while the copy is still under way: the wait passes, and what was in the tile "
+        "before is read. The same comes of a promise after the last arrival, which counts for the next phase.",
+        _load("""
+            lane = cuda.threadIdx.x
+            if lane == 0:
+                ptx.mbarrier_init(smem.full[0], 1)
+                ptx.fence_mbarrier_init()
+                ptx.mbarrier_arrive(smem.full[0])  #-
+                ptx.mbarrier_arrive_expect_tx(smem.full[0], x_map.box_bytes)  #+
+                ptx.cp_async_bulk_tensor_2d_shared_global(smem.tile[0], x_map, 0, 0, smem.full[0])
+            cuda.syncthreads()
+            mbarrier_wait(smem.full[0], 0)
+            out[lane] = smem.tile[0][15, lane]
+        """),
+    ),
     "fewer-bytes-than-expected": Case(
         "The barrier expects more bytes than the copies deliver",
         "The phase never completes: every thread that waits for it hangs.",

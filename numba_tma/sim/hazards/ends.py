@@ -66,6 +66,9 @@ class Ends:
         for (slot, column), (value, origin, thread) in self.copies.items():
             if known[slot, column] >= value:
                 continue
+            word = self.tracker.word_of(column, slot)
+            if word is not None and word.wrong[slot]:
+                continue
             remote = thread // machine.threads != slot
             self.report.add(
                 "peer-exited-before-remote-access" if remote else "exit-with-copies-in-flight",
@@ -225,7 +228,9 @@ class Ends:
         elif tx == 0 and pending == arrivals and phase == parity and word.phases[slot]:
             seen = int(word.seen_phases[thread])
             behind = int(word.phases[slot]) - max(seen, 0)
-            if seen < 0 and behind == 1:
+            block = slice(slot * machine.threads, (slot + 1) * machine.threads)
+            others = word.seen_phases[block] == word.phases[slot]
+            if behind == 1 and (seen < 0 or not others.any()):
                 self.report.add(
                     "wait-on-wrong-parity",
                     f"{waits}it asks for parity {parity}, the phase now under way; the phase that is complete has "

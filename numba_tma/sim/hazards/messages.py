@@ -37,6 +37,11 @@ _PAST = {
 }
 
 
+def _line(instruction: Any) -> str:
+    """What tells instructions apart: unrolled loops have one line of Python at many places."""
+    return str(getattr(instruction, "location", None) or id(instruction))
+
+
 class Reporter:
     """Adds hazards to the machine's list, each kind once for a pair of instructions."""
 
@@ -44,11 +49,11 @@ class Reporter:
         self.machine = machine
         self.tracker = tracker
         self._seen: set[tuple] = set()
+        self._pairs_named: set[tuple] = set()
 
     def add(self, identifier: str, what: str, *instructions: Any, severity: str | None = None) -> None:
         """A hazard, unless the same was reported for the same instructions."""
-        # Unrolled loops have one line of Python at many places.
-        key = (identifier, *(str(getattr(i, "location", None) or id(i)) for i in instructions))
+        key = (identifier, *map(_line, instructions))
         if key in self._seen:
             return
         self._seen.add(key)
@@ -112,7 +117,7 @@ class Reporter:
     def unfenced(self, last: Any, bad: Any, threads: Any, pieces: Any, instruction: Any, action: str, by: str) -> None:
         """The copy engine accesses what ordinary accesses came before, ordered but with no proxy fence between."""
 
-        def classify(column: int, value: int, thread: int, action: str, by: str) -> str:
+        def classify(column: int, value: int, thread: int, action: str, by: str, piece: int, instruction: Any) -> str:
             if action == "wgmma read":
                 return "wgmma-operands-not-fenced"
             return "missing-proxy-fence" if action == "async read" else "async-write-without-proxy-fence"
@@ -130,11 +135,18 @@ class Reporter:
             at = lanes[lane]
             column, value, thread = int(columns[lane]), int(values[lane]), int(threads[at])
             before = tracker.instructions[int(numbers[lane])]
-            identifier = classify(column, value, thread, action, by)
+            ordered = classify != self._classify
+            pair = (ordered, *sorted((_line(instruction), _line(before))))
+            if pair in self._pairs_named:
+                # Two places that meet in another order have the same thing wrong with them.
+                continue
+            identifier = classify(column, value, thread, action, by, int(pieces[at]), instruction)
+            if not identifier:
+                continue
+            self._pairs_named.add(pair)
             size = tracker.shadow.piece
             offset = int(pieces[at]) * size
             slot = offset // self.machine.shared_stride
-            ordered = classify != self._classify
             order = "ordered by a barrier, but with no proxy fence between" if ordered else "and nothing orders the two"
             self.add(
                 identifier,
@@ -147,7 +159,10 @@ class Reporter:
     def _past(self, column: int, by: str) -> str:
         return _PAST[int(self.tracker.clocks.kind[column]), by]
 
-    def _classify(self, column: int, value: int, thread: int, action: str, by: str) -> str:
+    def _classify(
+        self, column: int, value: int, thread: int, action: str, by: str, piece: int, instruction: Any
+    ) -> str:
+        """The name of a race; '' where what is behind it has been named."""
         tracker, clocks = self.tracker, self.tracker.clocks
         slot = thread // self.machine.threads
         first = slot // clocks.cluster_size * clocks.cluster_size * self.machine.threads
@@ -157,12 +172,8 @@ class Reporter:
         if kind == PHASES:
             if by == "read":
                 return "source-overwritten-while-read"
-            if action == "wgmma read":
-                return "wgmma-tile-not-waited"
-            for word in tracker.words.values():
-                if (word.column[slot] == column) and word.passed_early[thread] == value - 1:
-                    return "wait-on-wrong-parity"
-            return "tile-used-before-wait"
+            plain = "wgmma-tile-not-waited" if action == "wgmma read" else "tile-used-before-wait"
+            return self._not_waited(column, value - 1, thread, piece, instruction, action, plain)
         block = slice(slot * self.machine.threads, (slot + 1) * self.machine.threads)
         if kind == CP_ASYNC:
             idle = tracker.waited_copies[block] & ~tracker.issued_copies[block]
@@ -176,11 +187,62 @@ class Reporter:
             return "wait-group-without-copies" if idle.any() else "source-overwritten-while-read"
         if kind == STEPS and action in ("async write", "cp.async write") and by == "read":
             known = int(clocks.row(int(clocks.known[thread]))[column])
-            early = tracker.acquired_step[owner]
+            filled = tracker.word_of(int(unpack(tracker.shadow.written[piece])[0]), slot)
+            early = (filled.seen_step if filled else tracker.acquired_step)[owner]
             return "buffer-released-early" if 0 < early <= known else "refill-before-consumers-done"
         if action == "async read":
             return "copy-before-writers-done"
         return "shared-memory-race"
+
+    def _not_waited(
+        self, column: int, phase: int, thread: int, piece: int, instruction: Any, action: str, plain: str
+    ) -> str:
+        """The name of a use of what a copy writes in `phase` of a barrier, with no wait for that phase before it."""
+        tracker, clocks = self.tracker, self.tracker.clocks
+        slot = thread // self.machine.threads
+        word = tracker.word_of(column, slot)
+        if word is None or word.seen_phases[thread] < 0:
+            return plain
+        if word.wrong[slot]:
+            return ""
+        if word.seen_phases[thread] != phase:
+            return plain
+        _, origin, issuer = tracker.ends.copies[slot, column]
+        if self._unpromised(word, slot, phase, thread, origin, instruction):
+            return ""
+        if not phase or word.passed_early[thread] == phase or word.waited_again[thread]:
+            return "wait-on-wrong-parity"
+        if action == "async write":
+            return plain
+        # The thread has waited for what was in the buffer before.
+        known = clocks.row(int(clocks.known[issuer]))[clocks.column[thread]]
+        if issuer != thread and known < word.seen_step[thread]:
+            return "refill-before-consumers-done"
+        read_before = tracker.instructions[int(unpack(tracker.shadow.before[piece])[2])]
+        return plain if read_before and _line(read_before) == _line(instruction) else "buffer-released-early"
+
+    def _unpromised(self, word: BarrierWord, slot: int, phase: int, thread: int, copy: Any, instruction: Any) -> bool:
+        """Whether a copy came too late for the phase that it was meant for, which had not been promised its bytes."""
+        if not phase or word.phases[slot] != phase:
+            return False
+        value = int(self.machine.barrier_memory.words[slot * self.tracker._row + word.word])
+        nobody_yet = value & 0xFFFFF == value >> 20 & 0xFFFFF
+        more, promised = word.issued[slot] > word.expected[slot], int(word.bytes_before[slot])
+        if not (nobody_yet or more) if not promised else not (nobody_yet and more):
+            return False
+        word.wrong[slot] = True
+        arrival = self.tracker.instructions[int(word.last_arrival[slot])]
+        text = (
+            f"a copy that signals {self.barrier(word, slot)} begins when the phase that {self.thread(thread)} has "
+            f"waited for is over: it was promised {promised} B, and the copy's bytes count for the next one\n"
+            f"    at {place_of(copy)}"
+        )
+        if arrival is not None:
+            text += f"\n  the phase had its last arrival\n    at {place_of(arrival)}"
+        text += f"\n  what is copied is used\n    at {place_of(instruction)}"
+        name = "more-bytes-than-expected" if promised else "copy-without-expect-tx"
+        self.add(name, text, copy, *([arrival] if arrival is not None else []), instruction)
+        return True
 
     # wgmma
 
@@ -292,7 +354,8 @@ class Reporter:
             f"{word.expected[slot]} B"
         )
         places = [i for i in (copy, arrival) if i is not None]
-        self.add("more-bytes-than-expected", what + "".join(f"\n    at {place_of(i)}" for i in places), *places)
+        name = "more-bytes-than-expected" if word.expected[slot] else "copy-without-expect-tx"
+        self.add(name, what + "".join(f"\n    at {place_of(i)}" for i in places), *places)
 
     def early_copy(self, word: BarrierWord, slot: int, thread: int, origin: Any) -> None:
         """A copy whose bytes may count for an earlier phase than meant."""

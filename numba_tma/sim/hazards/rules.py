@@ -57,7 +57,7 @@ RULES: dict[str, Rule] = {
     "buffer-released-early": Rule(
         "error",
         "a consumer hands a buffer back by arriving; what it reads after that is no longer protected",
-        "arrive after the last read of the buffer",
+        "arrive after the last read of the buffer; what the next copy brings has a wait of its own",
         "mbarrier.arrive",
     ),
     "copy-before-writers-done": Rule(
@@ -119,6 +119,14 @@ RULES: dict[str, Rule] = {
         "or never",
         "promise the bytes of all the copies of the phase: expect_tx(map.box_bytes) for each",
         _TX,
+    ),
+    "copy-without-expect-tx": Rule(
+        "error",
+        "a phase waits for the bytes that were promised before its last arrival, for no others: with none promised it "
+        "is over when all have arrived, whether or not the copy is",
+        "promise the bytes with the arrival or before it: mbarrier.arrive.expect_tx(bar, map.box_bytes) in place of "
+        "mbarrier.arrive",
+        f"{_TX}; mbarrier.arrive",
     ),
     "fewer-bytes-than-expected": Rule(
         "error",

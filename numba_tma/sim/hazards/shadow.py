@@ -3,7 +3,7 @@
 A *stamp* is an int64: column (20 bits), value of that column (28 bits), number of the instruction (16 bits); 0 for
 "never". Pieces are as large as the accesses allow and are cut when a smaller access comes. Reads since the last write
 are kept apart, as rows: the latest ordinary read; for each of a few warps one that the latest is not ordered after; the
-copy engine's; each warpgroup's matrix multiplications.
+copy engine's; each warpgroup's matrix multiplications. `before` has the latest ordinary reads before the last copy.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class Shadow:
         row = np.arange(clocks.cluster_threads) % clocks.threads // 32 % readers
         self.context.set(clocks=int(clocks.context.address), used=self.in_use[1:], row=row.astype(np.int8))
         self._clocks = clocks
-        self._put(np.zeros(-(-nbytes // PIECE), np.int64), np.zeros((self.readers, -(-nbytes // PIECE)), np.int64))
+        count = -(-nbytes // PIECE)
+        self._put(*np.zeros((2, count), np.int64), np.zeros((self.readers, count), np.int64))
 
-    def _put(self, written: np.ndarray, read: np.ndarray) -> None:
-        self.written, self.read = written, read
+    def _put(self, written: np.ndarray, before: np.ndarray, read: np.ndarray) -> None:
+        self.written, self.before, self.read = written, before, read
         piece = self.piece.bit_length() - 1
         self.context.set(written=written, read=read[0], more=read[1:], count=read.shape[1], piece=piece)
         self._active = (b"", [])
@@ -71,12 +72,13 @@ class Shadow:
         factor = self.piece // size
         count = len(self.written)
         # Zeros that nobody touches take no memory: only what was used is written.
-        written, read = np.zeros(count * factor, np.int64), np.zeros((self.readers, count * factor), np.int64)
-        for old, new in zip((self.written, *self.read), (written, *read), strict=True):
+        written, before = np.zeros((2, count * factor), np.int64)
+        read = np.zeros((self.readers, count * factor), np.int64)
+        for old, new in zip((self.written, self.before, *self.read), (written, before, *read), strict=True):
             used = np.nonzero(old)[0]
             new.reshape(count, factor)[used] = old[used][:, None]
         self.piece = size
-        self._put(written, read)
+        self._put(written, before, read)
 
     def prepare(self, itemsize: int, count: int, instruction: int) -> np.uint64:
         """Make the context ready for an access of `count` elements, aligned to their whole size; its address."""

@@ -408,6 +408,10 @@ class Tracker(Observer):
 
     # mbarriers
 
+    def word_of(self, column: int, slot: int) -> BarrierWord | None:
+        """The mbarrier of a block whose phases a column counts."""
+        return next((word for word in self.words.values() if word.column[slot] == column), None)
+
     def word(self, word: int) -> BarrierWord:
         """The mbarriers at 8 * word of every block's shared memory."""
         found = self.words.get(word)
@@ -501,6 +505,7 @@ class Tracker(Observer):
             lane = int(np.nonzero(slots == slot)[0][-1])
             self._too_many(word, slot, int(threads[lane]), instruction)
         last = here[total == pending]
+        word.last_arrival[last] = self.number(instruction)
         over = last[(word.issued[last] > word.expected[last]) & ~word.wrong[last]]
         for slot in over.tolist():
             self.report.more_bytes(word, slot, word.last_copy.get(slot), instruction)
@@ -525,6 +530,7 @@ class Tracker(Observer):
         word = self.word(name)
         if word.issued[slot] > word.expected[slot] and not word.wrong[slot]:
             self.report.more_bytes(word, slot, word.last_copy.get(slot), None)
+        word.bytes_before[slot] = word.expected[slot]
         word.expected[slot] = word.issued[slot] = 0
         word.bare_expect.pop(slot, None)
         word.phases[slot] += 1
@@ -548,6 +554,7 @@ class Tracker(Observer):
                 lane = lanes[int(np.argmax(missed))]
                 self.report.phase_missed(word, int(slots[lane]), int(threads[lane]), instruction)
         word.passed_early[threads] = np.where(word.issued[slots] > 0, phases, -1)
+        word.waited_again[threads] = (seen == phases) & (word.seen_step[threads] < clocks.own[STEPS, threads])
         self.acquired_step[threads] = clocks.own[STEPS, threads]
         clocks.acquire(threads, word.plane.done[slots])
         word.seen_phases[threads] = phases
@@ -731,6 +738,7 @@ class Tracker(Observer):
         shadow = self.shadow
         self._engine_check(shadow.written[span], span, who, origin, action, "write")
         if action == "write":
+            shadow.before[span] = shadow.read[0, span]
             for row in shadow.rows():
                 last = row[span]
                 if last.any():
