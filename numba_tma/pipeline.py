@@ -5,6 +5,9 @@ They are ordinary device functions, so they also work in a plain `@cuda.jit` ker
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 from numba import cuda, types
 
 from . import ptx
@@ -34,6 +37,42 @@ def mbarrier_wait(bar, parity):
     """
     while not ptx.mbarrier_try_wait_parity(bar, parity):
         pass
+
+
+@functools.cache
+def make_release(cluster: int = 1) -> Callable:
+    """Make `release(bar, thread)`: a group of threads, numbered from 0, lets go of what the barrier at `bar` guards.
+
+    One thread arrives for all, so the others must have read what they need. Where the blocks of a `cluster` fill parts
+    of each other's buffers, it arrives at the barrier in each of them, by as many threads.
+    """
+
+    @cuda.jit(device=True, forceinline=True)
+    def release(bar, thread):
+        if thread == 0:
+            ptx.mbarrier_arrive(bar)
+
+    @cuda.jit(device=True, forceinline=True)
+    def release_everywhere(bar, thread):
+        if thread < cluster:
+            ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(bar, thread))
+
+    return release if cluster == 1 else release_everywhere
+
+
+@functools.cache
+def make_meet(cluster: int) -> Callable:
+    """Make `meet()`: all threads of the block, or of all blocks of the `cluster`, wait for each other."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def meet():
+        if cluster == 1:
+            cuda.syncthreads()
+        else:
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+
+    return meet
 
 
 @cuda.jit(device=True, forceinline=True)

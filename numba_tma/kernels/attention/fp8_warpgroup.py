@@ -33,7 +33,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from ... import ptx
 from ...launch import Kernel, kernel
-from ...pipeline import mbarrier_wait, ring
+from ...pipeline import make_release, mbarrier_wait, ring
 from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
 from ...warpgroup import ROW_BYTES, SWIZZLE_64B, SWIZZLE_128B, SWIZZLE_NONE, consumer_number, matrix_descriptor, uniform
@@ -41,7 +41,7 @@ from ..gemm.warpgroup import BOX_COLUMNS, GROUP_ROWS, WARPGROUP
 from .fp8_quantise import CHUNK, KV_BLOCK
 from .masks import Kind, make_tile_masks
 from .softmax import NOTHING, inverse, log_sum_exp, make_softmax, quad_max, quad_sum
-from .warpgroup import Tile, make_tile, release
+from .warpgroup import Tile, make_tile
 
 FLOAT8 = "float8_e4m3fn"
 HEAD_DIMS = (64, 128, 256)
@@ -504,6 +504,7 @@ def make_fp8(
     initialise, produce, produce_scales, next_turn, tile_of = make_supply(
         tile_functions, smem, head_dim, consumers, keys, stages
     )
+    release = make_release()
 
     @kernel(threads=WARPGROUP * (consumers + 1), shared=smem)
     def attention_fp8(

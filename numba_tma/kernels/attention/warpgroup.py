@@ -16,7 +16,7 @@ from numba.cuda.types import float32, uint32, uint64
 
 from ... import ptx
 from ...launch import Kernel, kernel
-from ...pipeline import ring
+from ...pipeline import make_meet, make_release, ring
 from ...ragged import ragged_row
 from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
@@ -249,42 +249,6 @@ def _plan(boxes: int, dtype: str, consumers: int, keys: int, stages: int, o_over
     return Shared(**members, tile=Buffer(TURNS, "uint32"))
 
 
-@cuda.jit(device=True, forceinline=True)
-def release(bar, thread):
-    """A warpgroup lets go of what `bar` guards."""
-    if thread == 0:
-        ptx.mbarrier_arrive(bar)
-
-
-@functools.cache
-def make_release(cluster: int) -> Callable:
-    """Make a `release` of what every block of the cluster fills a part of."""
-    if cluster == 1:
-        return release
-
-    @cuda.jit(device=True, forceinline=True)
-    def release_everywhere(bar, thread):
-        if thread < cluster:
-            ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(bar, thread))
-
-    return release_everywhere
-
-
-@functools.cache
-def make_meet(cluster: int) -> Callable:
-    """Make `meet()`: all threads of the cluster wait for each other."""
-
-    @cuda.jit(device=True, forceinline=True)
-    def meet():
-        if cluster == 1:
-            cuda.syncthreads()
-        else:
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
-
-    return meet
-
-
 class Supply(NamedTuple):
     """Device functions by which a block comes by its tiles and their contents.
 
@@ -443,6 +407,7 @@ def make_warpgroups(
     smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
     initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages, packed)
     extents, part_of = make_sequences(packed)
+    release = make_release()
     o_tile = _make_o_tile(smem, o_over_q)
 
     @kernel(threads=WARPGROUP * (consumers + 1), shared=smem)
@@ -615,7 +580,7 @@ def make_overlapped(
     place, blocks, store, keep = tile_functions.place, tile_functions.blocks, tile_functions.store, tile_functions.keep
     smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
     initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages, packed, cluster)
-    release_keys, meet = make_release(cluster), make_meet(cluster)
+    release, release_keys, meet = make_release(), make_release(cluster), make_meet(cluster)
     extents, part_of = make_sequences(packed)
     o_tile = _make_o_tile(smem, o_over_q)
 

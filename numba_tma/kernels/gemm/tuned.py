@@ -20,7 +20,7 @@ from numba.cuda.types import float32, uint32
 
 from ... import dtypes, ptx
 from ...launch import Kernel, kernel
-from ...pipeline import mbarrier_wait, ring
+from ...pipeline import make_meet, make_release, mbarrier_wait, ring
 from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
 from ...warpgroup import ROW_BYTES, k_elements, make_product
@@ -152,6 +152,7 @@ def make_tuned(
     depth = k_elements(dtype)
     rows_apart, columns_apart = (cluster, 1) if across == "m" else (1, cluster)
     fetch = make_fetch(rows, columns, dtype, b_major, cluster, across)
+    release, meet = make_release(cluster), make_meet(cluster)
     product = make_product(columns, dtype, b_major)
     wait_group = getattr(ptx, f"wgmma_wait_group_m64n{columns}_f32")
     shared_bias = has_bias and by_tma
@@ -189,14 +190,6 @@ def make_tuned(
     bias_of = bias_in_shared if shared_bias else bias_itself
 
     @cuda.jit(device=True, forceinline=True)
-    def meet():
-        if cluster == 1:
-            cuda.syncthreads()
-        else:
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
-
-    @cuda.jit(device=True, forceinline=True)
     def place(m, n, rank):
         """First row and column of a block's tile of its cluster's tiles."""
         below, beside = (rank, uint32(0)) if rows_apart > 1 else (uint32(0), rank)
@@ -204,14 +197,6 @@ def make_tuned(
             uint32((m * uint32(rows_apart) + below) * uint32(rows)),
             uint32((n * uint32(columns_apart) + beside) * uint32(columns)),
         )
-
-    @cuda.jit(device=True, forceinline=True)
-    def release(stage, thread):
-        if cluster == 1:
-            if thread == 0:
-                ptx.mbarrier_arrive(smem.empty[stage])
-        elif thread < cluster:
-            ptx.mbarrier_arrive_shared_cluster(ptx.mapa_shared_cluster(smem.empty[stage], thread))
 
     if by_tma:
         staged = make_staged_store(columns, out_dtype, activation, has_bias, True, accumulate, results, shared_bias)
@@ -304,11 +289,11 @@ def make_tuned(
                     wait_group(accumulator, 1)
                     if block > 0:
                         before, _ = ring(uint32(use - uint32(1)), stages)
-                        release(before, thread)
+                        release(smem.empty[before], thread)
                     use = uint32(use + uint32(1))
                 wait_group(accumulator, 0)
                 before, _ = ring(uint32(use - uint32(1)), stages)
-                release(before, thread)
+                release(smem.empty[before], thread)
                 if shared_bias:
                     share_bias(kept, group, thread)
                 row, column = place(m, n, rank)
