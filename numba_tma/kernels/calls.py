@@ -83,6 +83,32 @@ def seen(array: Any, shape: tuple[int, ...] | None = None, strides: tuple[int, .
     return DeviceView(None, view.pointer, shape, strides, view.dtype)
 
 
+class Recent(dict):
+    """What is kept for calls like one before, by what decides it. Where there are `most`, all go before another one.
+
+    Most programs ask for the same few again and again. One whose shapes change all the time begins anew now and then.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if key not in self and len(self) >= self.most:
+            self.clear()
+        super().__setitem__(key, value)
+
+
+def recent_plans() -> Recent:
+    """Of what does not depend on where arrays lie."""
+    return Recent(1024)
+
+
+def recent_places() -> Recent:
+    """Of launches for arrays where they were, which have nothing left to marshal."""
+    return Recent(256)
+
+
 def layout(array: Any, caller: str) -> object:
     """What of an array decides how it is treated, and is quick to get; None of None.
 

@@ -90,3 +90,13 @@ def test_extents_end_where_coordinates_do():
     calls.check_extents("here", {"x": seen((calls.MAX_EXTENT, 4), (16, 4)), "y": seen((), ())})
     with pytest.raises(ValueError, match=r"here: y has the shape \(4, 2147483392\).*2,147,483,391.*take it in parts"):
         calls.check_extents("here", {"x": seen((4,), (4,)), "y": seen((4, calls.MAX_EXTENT + 1), (1 << 33, 4))})
+
+
+def test_what_is_kept_has_an_end():
+    kept = calls.Recent(3)
+    for key in range(3):
+        kept[key] = str(key)
+    kept[1] = "again"
+    assert dict(kept) == {0: "0", 1: "again", 2: "2"}
+    kept[3] = "3"
+    assert dict(kept) == {3: "3"}

@@ -20,7 +20,7 @@ from ...arrays import ArrayView
 from ...device_array import DeviceArray
 from ...launch import backend, watched
 from ...tensor_map import TensorMap
-from ..calls import current_stream, layout, new_like, pointer, seen
+from ..calls import current_stream, layout, new_like, pointer, recent_places, recent_plans, seen
 from ..gemm.choice import multiprocessors
 from .kv_cache import MOST_BLOCKS, capacity_of, check_batch, check_rows, views_of, with_queries
 from .masks import MOST_KEYS, UNBOUNDED
@@ -28,7 +28,6 @@ from .operands import BOX, MAX_HEAD_DIM, Scores, check_outputs, number
 from .split_kv import Cache, Tiling, make_split_kv
 
 MAX_QUERIES = 16
-_MOST_PLANS, _MOST_PLACES = 1024, 256  # kept for calls like one before
 _RING_BYTES = 192 * 1024  # of a block's tiles, of 227 KB that an SM has
 _SHARED_BYTES = 227 * 1024  # of an SM, some 1 KB a block aside
 _MOST_SPLITS = 128
@@ -252,7 +251,7 @@ class Plan:
         )
 
 
-_plans: dict[tuple, tuple[Plan, dict[tuple, Callable[[], Any]], dict[int, Workspace]]] = {}
+_plans: dict[tuple, tuple[Plan, dict[tuple, Callable[[], Any]], dict[int, Workspace]]] = recent_plans()
 
 
 def decode(
@@ -315,15 +314,12 @@ def decode(
         options.checked()
         raise
     if found is None:
-        found = (Plan(*given, options), {}, {})
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
+        found = (Plan(*given, options), recent_places(), {})
         _plans[key] = found
     planned, places, workspaces = found
     if out is None:
         out = planned.new_output(q)
         given = (*given[:5], out, lse)
-    # Launches for arrays in the same places again have nothing left to marshal.
     place = (*[array if array is None else pointer(array) for array in given], stream)
     bound = None if watched() else places.get(place)
     if bound is None:
@@ -331,8 +327,6 @@ def decode(
         if workspace is None:
             _refuse_capture(q, stream)
             workspace = workspaces[stream] = planned.workspace()
-        if len(places) >= _MOST_PLACES:
-            places.clear()
         bound = planned.bind(*given, workspace, stream)
         if not watched():
             places[place] = bound

@@ -13,7 +13,7 @@ from ...arrays import ArrayView
 from ...launch import Kernel, Launcher, backend, watched
 from ...ragged import RaggedMap
 from ...tensor_map import TensorMap
-from ..calls import current_stream, layout, new_like, pointer, seen
+from ..calls import current_stream, layout, new_like, pointer, recent_places, recent_plans, seen
 from ..gemm.warpgroup import GROUP_ROWS
 from . import choice
 from .choice import Configuration
@@ -22,7 +22,6 @@ from .operands import BOX, Operands, check_outputs, operands
 from .tile_counters import tile_counter
 from .warpgroup import make_overlapped
 
-_MOST_PLANS, _MOST_PLACES = 1024, 256  # kept for calls like one before
 _HEAD_STEP = 16  # columns that the tensor cores take at once
 
 
@@ -237,7 +236,7 @@ class Plan:
         return (*maps, lse, counter, first, second, *self._scalars)
 
 
-_plans: dict[tuple, tuple[Plan, dict[tuple, Callable[[], Any]]]] = {}
+_plans: dict[tuple, tuple[Plan, dict[tuple, Callable[[], Any]]]] = recent_plans()
 
 
 def _call(
@@ -256,9 +255,7 @@ def _call(
         _check_arrays(caller, given)
         if starts is not None:
             _check_packed(given, starts)
-        found = (Plan(*given, starts, options), {})
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
+        found = (Plan(*given, starts, options), recent_places())
         _plans[key] = found
     plan, places = found
     if out is None:
@@ -268,14 +265,11 @@ def _call(
         counter = tile_counter(plan.host, caller, stream)
         plan.launcher(stream)(*plan.arguments(q, k, v, out, lse, starts, counter))
         return out
-    # Launches for arrays in the same places again have nothing left to marshal.
     place = (*[x if x is None else pointer(x) for x in (q, k, v, out, lse, *(starts or ())[:2])], stream)
     bound = places.get(place)
     if bound is None:
         plan.check_outputs(caller, q, k, v, out, lse)
         arguments = plan.arguments(q, k, v, out, lse, starts, tile_counter(plan.host, caller, stream))
-        if len(places) >= _MOST_PLACES:
-            places.clear()
         bound = places[place] = plan.launcher(stream).bind(*arguments)
     bound()
     return out

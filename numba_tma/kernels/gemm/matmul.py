@@ -17,7 +17,7 @@ from ...launch import Launcher, backend, gpu_refusal, watched
 from ...pitch import pitched_copy
 from ...tensor_map import TensorMap
 from ...warpgroup import k_elements
-from ..calls import current_stream, layout, new_like, pointer
+from ..calls import current_stream, layout, new_like, pointer, recent_places, recent_plans
 from . import choice
 from .autotune import AutotuneError, Product, fastest
 from .choice import Configuration, Shape, Types
@@ -28,7 +28,6 @@ _INPUTS = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
 _OUTPUTS = ("float16", "bfloat16", "float32")
 AUTOTUNE = "autotune"
 _REPEATS = 15
-_MOST_PLANS, _MOST_PLACES = 1024, 256  # kept for calls like one before
 
 
 class MatmulError(ValueError):
@@ -82,8 +81,6 @@ def matmul(
     planned = _plans.get(key)
     if planned is None:
         planned = plan(a, b, out, bias, out_dtype, activation, accumulate, configuration, stream)
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
         _plans[key] = planned
     if out is None:
         out = planned.new_output(a)
@@ -104,7 +101,7 @@ class Plan:
     launch: Callable[[Any, Any, Any, Any, int], Any] | None
 
 
-_plans: dict[tuple, Plan] = {}
+_plans: dict[tuple, Plan] = recent_plans()
 
 
 def plan(
@@ -166,18 +163,15 @@ def plan(
     if not chosen.fits(types):
         raise MatmulError(f"matmul: {chosen} does not fit {types}: no such tile, or no room for two stages of it")
     kernel = _Kernel(work, chosen)
-    places: dict[tuple, Callable[[], object]] = {}
+    places: dict[tuple, Callable[[], object]] = recent_places()
     ready = on_gpu and a_way.ready is b_way.ready is _itself
 
     def launch(a: Any, b: Any, bias: Any, out: Any, stream: int) -> Any:
         if not ready or watched():
             return kernel.on(stream)(*kernel.arguments(a_way.ready(a), b_way.ready(b), bias, out))
-        # Launches for operands in the same places again have nothing left to marshal.
         key = (pointer(a), pointer(b), pointer(out), bias if bias is None else pointer(bias), stream)
         bound = places.get(key)
         if bound is None:
-            if len(places) >= _MOST_PLACES:
-                places.clear()
             bound = places[key] = kernel.on(stream).bind(*kernel.arguments(a, b, bias, out))
         return bound()
 
