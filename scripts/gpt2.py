@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from numba_tma import driver, launch, suite
-from numba_tma.gpt2 import benchmark, demonstration
+from numba_tma.gpt2 import benchmark, workloads
 from numba_tma.gpt2.config import Config, UnsupportedModel
-from numba_tma.gpt2.model import Model, PromptError, Session
+from numba_tma.gpt2.model import RESIDUALS, Model, PromptError, Session
 from numba_tma.gpt2.tokenizer import Tokenizer
 from numba_tma.gpt2.weights import random_weights
 from numba_tma.overlap import MODES
@@ -34,30 +34,64 @@ SMALL = Config(n_layer=1, n_head=2, n_embd=64, n_positions=64, vocab_size=211)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """The command line: each command has options of its own, and refuses the others'."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("generate", "batches", "retrieval", "measure"))
-    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER")
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="several are generated from at once")
-    parser.add_argument("--tokens", type=int, default=16, metavar="N", help="to generate (default %(default)s)")
-    parser.add_argument("--residual", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--mode", choices=tuple(MODES), default="producer", help="of the workloads' pipeline")
-    parser.add_argument("--batches", type=int, default=8, metavar="N", help="of a workload (default %(default)s)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="timelines of the workloads, as .svg and .json")
-    parser.add_argument(
+    commands = parser.add_subparsers(dest="what", required=True)
+
+    made = commands.add_parser("generate", help="continue prompts")
+    made.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="by default weights and prompts are random")
+    made.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="needs --checkpoint; several are continued at once"
+    )
+    made.add_argument("--tokens", type=positive, default=16, metavar="N", help="to generate (default %(default)s)")
+    _residual(made)
+
+    for name, words in (
+        ("batches", "prompts in, logits out"),
+        ("retrieval", "search (takes numba-tma[gpt2]), fetch, generate, give back"),
+    ):
+        made = commands.add_parser(name, help=f"random weights through the host pipeline: {words}")
+        made.add_argument("--mode", choices=tuple(MODES), default="producer", help="(default %(default)s)")
+        made.add_argument("--batches", type=positive, default=8, metavar="N", help="how many (default %(default)s)")
+        made.add_argument("--output", type=Path, metavar="FOLDER", help="for the timeline, as .svg and .json")
+        _residual(made)
+
+    made = commands.add_parser("measure", help="beside PyTorch, on a Hopper GPU")
+    made.add_argument(
         "--parts",
         nargs="+",
         choices=tuple(benchmark.PARTS),
         default=list(benchmark.PARTS),
         help="of what is measured (default all)",
     )
-    parser.add_argument("--no-compile", action="store_true", help="measure without torch.compile")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured; other parts stay")
+    made.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    made.add_argument("--output", type=Path, metavar="FOLDER", help="for timelines of the workloads")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write what was measured; other parts stay")
     return parser.parse_args(arguments)
 
 
+def _residual(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--residual", choices=tuple(RESIDUALS), default="bfloat16", help="(default %(default)s)")
+
+
+def positive(text: str) -> int:
+    """A number of things, 1 or more."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number expected, 1 or more")
+    return int(text)
+
+
 def generate(options: argparse.Namespace) -> None:
-    """Print a continuation of each prompt."""
+    """Print a continuation of each prompt.
+
+    Raises:
+        PromptError: text without a checkpoint, whose tokenizer it takes.
+    """
+    if options.prompt and not options.checkpoint:
+        raise PromptError(
+            f"--prompt needs --checkpoint: {options.prompt[0]!r} is text, and random weights have no tokenizer; give "
+            f"--checkpoint FOLDER, or leave --prompt out, and random tokens are continued"
+        )
     if options.checkpoint:
         model = Model.from_folder(options.checkpoint, residual=options.residual)
         tokenizer = Tokenizer(options.checkpoint)
@@ -84,11 +118,11 @@ def no_gpu() -> bool:
 
 def run_workload(options: argparse.Namespace) -> None:
     """Send batches through, and say how busy the engines were."""
-    workload = demonstration.WORKLOADS[options.what]
+    workload = workloads.WORKLOADS[options.what]
     model = Model(random_weights(SMALL if no_gpu() else Config()), residual=options.residual)
     with workload(model, small=no_gpu(), mode=options.mode) as (pipeline, batches):
-        report = demonstration.report(pipeline, batches, options.batches)
-        print(report.text(demonstration.alone(pipeline, batches)))
+        report = workloads.report(pipeline, batches, options.batches)
+        print(report.text(workloads.alone(pipeline, batches)))
         if options.output:
             options.output.mkdir(parents=True, exist_ok=True)
             for suffix in ("svg", "json"):
@@ -102,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.what == "generate":
             generate(options)
             return 0
-        if options.what in demonstration.WORKLOADS:
+        if options.what in workloads.WORKLOADS:
             run_workload(options)
             return 0
         found = {}

@@ -10,19 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from numba_tma import driver, suite
 from numba_tma.overlap import Model, measure, pitfalls, soak, table, timeline
+from numba_tma.tables import overlap as tables
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    shown = "\n".join(f"  {name:16}{summary(name)}" for name in pitfalls.PITFALLS)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"pitfalls, by name:\n{shown}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "what",
         nargs="*",
         default=["modes"],
         metavar="WHAT",
-        help=f"{', '.join(PARTS)}, or pitfalls by name: {', '.join(pitfalls.PITFALLS)} (default: modes)",
+        help=f"{', '.join(PARTS)}, or one of the pitfalls named below (default: modes)",
     )
     parser.add_argument(
         "--mib", type=float, default=None, help="MiB of a batch each way (default: 64; a model: 1/1024)"
@@ -38,6 +46,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="timelines as .svg and .json")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write what was found")
     return parser.parse_args(arguments)
+
+
+def summary(name: str) -> str:
+    """A pitfall in a line."""
+    return pitfalls.PITFALLS[name].__doc__.splitlines()[0]
+
+
+def show(rows: tables.Rows) -> None:
+    """Print a table as the pages of the documentation have it."""
+    print(tabulate(*rows, "simple", disable_numparse=True), "\n")
 
 
 class Session:
@@ -79,7 +97,8 @@ class Session:
                 for suffix in ("svg", "json"):
                     timeline.save(by_count[shown], self.options.output / f"{name}.{suffix}")
         for count in self.options.batches:
-            print(table({name: by_count[count] for name, by_count in reports.items()}, alone), "\n")
+            runs = {name: by_count[count] for name, by_count in reports.items()}
+            print(table(runs, alone, baseline="serial_pinned"), "\n")
         return measure.as_rows(reports, alone)
 
     def soak(self) -> dict[str, Any]:
@@ -88,22 +107,20 @@ class Session:
         words = min(self.words, 1 << 14)
         found: dict[str, Any] = {"runs": [], "faults": []}
         for mode in ("three_streams", "producer"):
-            run = soak.soak(count, words, mode=mode, model=self.model)
-            found["runs"].append(run)
-            print(", ".join(f"{name} {value}" for name, value in run.items()))
+            found["runs"].append(soak.soak(count, words, mode=mode, model=self.model))
             with soak.make_pipeline(words, mode=mode, model=self.model) as pipeline:
-                for stage in soak.FAULTS:
-                    fault = {"mode": mode, **soak.with_fault(pipeline, stage, 5, 12)}
-                    found["faults"].append(fault)
-                    print(", ".join(f"{name} {value}" for name, value in fault.items()))
+                found["faults"] += [{"mode": mode, **soak.with_fault(pipeline, stage, 5, 12)} for stage in soak.FAULTS]
+        show(tables.soak_rows(found["runs"]))
+        if self.model:
+            print("(here alone the time is real: what simulating took)\n")
+        show(tables.fault_rows(found["faults"]))
         return found
 
     def pitfall(self, name: str) -> dict[str, Any]:
         """One demonstration."""
-        print(f"{name}: {pitfalls.PITFALLS[name].__doc__.splitlines()[0]}")
+        print(f"{name}: {summary(name)}")
         found = pitfalls.PITFALLS[name](self.setting())
-        for key, value in found.items():
-            print(f"  {key}: {value}")
+        show(tables.PITFALLS[name](found))
         return found
 
     def pitfalls(self) -> dict[str, Any]:
@@ -125,7 +142,8 @@ class Session:
             "preparing": measure.preparing(self.words, self.rounds),
             "graphs": measure.graphs(),
         }
-        print(json.dumps(found, indent=1))
+        for name, rows_of in tables.SWEEPS.items():
+            show(rows_of(found[name]))
         return found
 
 
@@ -151,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in options.what:
             part = PARTS.get(name)
             session.found[name] = part(session) if part else session.pitfall(name)
-            print(flush=True)
+            sys.stdout.flush()
             if options.json:
                 options.json.parent.mkdir(parents=True, exist_ok=True)
                 options.json.write_text(json.dumps(session.found, indent=1) + "\n")

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import bench, driver
 from ..launch import gpu_refusal
-from . import memory, workloads
+from . import benchmark_workloads, memory
 from .attend import VARIANTS, make_decode
 from .config import Config
 from .launches import Launches
@@ -287,13 +287,13 @@ PARTS: dict[str, Part] = {
     },
     "launches": lambda model, *_: launch_seconds(model, BATCH, LENGTH),
     "decode_attention": lambda model, *_: decode_attention_seconds(model, BATCH, *_CACHES[0]),
-    "batches": lambda model, _, options: workloads.batches_beside_ideal(
+    "batches": lambda model, _, options: benchmark_workloads.batches_beside_ideal(
         model, BATCH, LENGTH, _EVERY, pictures=options.pictures
     ),
-    "retrieval": lambda model, _, options: workloads.retrieval_beside_ideal(
+    "retrieval": lambda model, _, options: benchmark_workloads.retrieval_beside_ideal(
         model, BATCH, _DOCUMENT, _QUESTION, pictures=options.pictures
     ),
-    "logits_back": lambda model, *_: workloads.gains(model, 4, 1024, _IN_SHARES),
+    "logits_back": lambda model, *_: benchmark_workloads.gains(model, 4, 1024, _IN_SHARES),
     "torch_kernels": lambda _, weights, __: torch_kernel_seconds(weights, BATCH, LENGTH),
     "agreement": lambda model, weights, _: agreement(model, weights, 0),
 }

@@ -21,14 +21,6 @@ def logits(weights: Weights, tokens: np.ndarray) -> np.ndarray:
     return _norm(weights.ln_f, x, config.layer_norm_epsilon) @ weights.wte.astype(np.float64).T
 
 
-def greedy(weights: Weights, tokens: np.ndarray, count: int) -> np.ndarray:
-    """The `count` tokens after `tokens`, each the likeliest."""
-    sequence = [int(token) for token in tokens]
-    for _ in range(count):
-        sequence.append(int(logits(weights, np.array(sequence))[-1].argmax()))
-    return np.array(sequence[len(tokens) :], np.int32)
-
-
 def _norm(norm: Norm, x: np.ndarray, epsilon: float) -> np.ndarray:
     centred = x - x.mean(axis=-1, keepdims=True)
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon) * norm.weight + norm.bias

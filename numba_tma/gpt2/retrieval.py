@@ -50,6 +50,24 @@ def make_index(vectors: np.ndarray) -> Index:
     return index
 
 
+class OfDocuments:
+    """An index with several vectors for each document: vector i belongs to document i modulo their number.
+
+    Attributes:
+        width: candidates that a search looks at: more of them take longer, and miss less.
+    """
+
+    def __init__(self, index: Any, documents: int, width: int = 64) -> None:
+        self._index, self._documents, self.width = index, documents, width
+
+    def search(self, vectors: np.ndarray, count: int) -> Any:
+        """As the index, with documents' numbers for keys."""
+        self._index.expansion_search = self.width
+        # One thread: to start a thread for each vector takes longer than to search for it.
+        self.keys = np.asarray(self._index.search(vectors, count, threads=1).keys) % self._documents
+        return self
+
+
 @dataclass(frozen=True)
 class Request:
     """What to search by, (dimensions,) float32, and the question that follows the document found."""

@@ -1,197 +1,80 @@
-"""The model's pipelines measured: batches of prompts, retrieval, and what each gains over doing one thing at a time."""
+"""The two workloads at a size that shows something: on a GPU the 124M's, without one a small model's, whose times are a
+stated model of an H200's engines."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 
-from ..overlap import Alone, Pipeline, Report, ideal
-from ..overlap.modes import COMPUTE, D2H, H2D, PREPARE, STAGES
+from ..overlap import Alone, Pipeline, Report
+from ..overlap import Model as Engines
 from ..overlap.rates import stages_alone
 from .batches import BatchInference
-from .demonstration import OfDocuments
 from .model import Model
-from .retrieval import Request, Retrieval, Store, make_index
+from .retrieval import OfDocuments, Request, Retrieval, Store, make_index
 
-_LENGTHS = (2, 18)  # of answers that computing is timed with
-_WIDTH = 64  # candidates that a search begins with
-_JUST_UNDER = 0.97  # of the longest stage: two equally long ones would take turns in holding each other up
-_TRIES = 6
-_FILLING = 6  # batches until all stages are at work
+_BYTES = 200e6  # of a batch, that a small model's copies stand for
+_SECONDS = 4e-3  # that its computing takes
+_SEARCH = 3e-3  # that searching and preparing do
+_KINDS = 4  # different batches, which take turns
+
+Batches = Sequence[Any]
+Workload = Callable[..., AbstractContextManager[tuple[Pipeline, Batches]]]
 
 
-def run(pipeline: Pipeline, batches: Sequence[Any], count: int) -> Report:
-    """`count` batches, the same again and again."""
-    for result in pipeline.run((batches[i % len(batches)] for i in range(count)), copy=False):
-        result.release()
+def _engines(nbytes: int, prepare: float = 0.0) -> Engines:
+    """The modelled machine on which `nbytes` of a small batch stand for a large one's."""
+    return Engines(compute=_SECONDS, prepare=prepare, scale=_BYTES / nbytes)
+
+
+@contextmanager
+def batches(model: Model, *, small: bool, mode: str) -> Iterator[tuple[Pipeline, Batches]]:
+    """8 prompts of 1024 tokens a batch, of which the logits of the last 224 positions come back."""
+    batch, length, every = (2, 12, 4) if small else (8, 1024, 224)
+    options = {"model": _engines(batch * every * model.vocabulary * 2)} if small else {}
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(0, model.config.vocab_size, (batch, length)) for _ in range(_KINDS)]
+    with BatchInference(model, batch, length, every=every, mode=mode, record=True, **options) as inference:
+        yield inference.pipeline, prompts
+
+
+@contextmanager
+def retrieval(model: Model, *, small: bool, mode: str) -> Iterator[tuple[Pipeline, Batches]]:
+    """8 questions a batch on documents of 896 tokens, with answers of 16."""
+    batch, document, question, count = (2, 16, 6, 3) if small else (8, 896, 16, 16)
+    documents, vectors, dimensions = (4, 200, 16) if small else (16, 20_000, 128)
+    rng = np.random.default_rng(5)
+    points = rng.standard_normal((documents, dimensions)).astype(np.float32)
+    vocabulary = model.config.vocab_size
+    index = make_index(np.resize(points, (vectors, dimensions)) + 0.3 * rng.standard_normal((vectors, dimensions)))
+    store = Store(model, rng.integers(0, vocabulary, (documents, document)), OfDocuments(index, documents))
+    layers, _, width = store.prefix_shape
+    options = {"model": _engines(batch * layers * document * width * 2, _SEARCH)} if small else {}
+    requests = [
+        [
+            Request(points[rng.integers(documents)], rng.integers(0, vocabulary, rng.integers(1, question + 1)))
+            for _ in range(batch)
+        ]
+        for _ in range(_KINDS)
+    ]
+    with Retrieval(store, batch, question, count, mode=mode, record=True, **options) as made:
+        yield made.pipeline, requests
+
+
+WORKLOADS: dict[str, Workload] = {"batches": batches, "retrieval": retrieval}
+
+
+def report(pipeline: Pipeline, batches: Batches, count: int) -> Report:
+    """Of a run of `count` batches, the second: the first loads kernels."""
+    for _ in range(1 if pipeline.engines.modelled else 2):
+        for result in pipeline.run((batches[i % len(batches)] for i in range(count)), copy=False):
+            result.release()
     return pipeline.report
 
 
-def runs_beside_ideal(
-    pipeline: Pipeline, batches: Sequence[Any], counts: Sequence[int], repeats: int = 3
-) -> list[dict[str, Any]]:
-    """The middle one of `repeats` runs for each number of batches: seconds, share of the ideal, use of the engines.
-
-    `busy_of_longest`: what each stage was busy, all batches together, by what the busiest was. `utilisation`: by the
-    time from the first stage's begin to the last one's end. In the ideal, computing takes what as many batches in a row
-    take with nothing else going on: the longer a GPU works at its limit of power, the lower its clock. A model of the
-    engines says the same each time, and is asked once.
-    """
-    modelled = pipeline.engines.modelled
-    rows = []
-    for count in counts:
-        alone = stages_alone(pipeline, batches[0], count)
-        if not modelled:
-            run(pipeline, batches, min(count, _FILLING))
-        reports = [run(pipeline, batches, count) for _ in range(1 if modelled else repeats)]
-        report = sorted(reports, key=lambda report: report.seconds)[len(reports) // 2]
-        busy = report.busy()
-        longest = max(busy.values())
-        rows.append(
-            {
-                "batches": count,
-                "seconds": report.seconds,
-                "share_of_ideal": ideal(alone, count) / report.seconds,
-                "alone_seconds": {stage: alone.of(stage) for stage in STAGES},
-                "busy_of_longest": {stage: taken / longest for stage, taken in busy.items()},
-                "utilisation": report.utilisation(),
-            }
-        )
-    return rows
-
-
-def batches_beside_ideal(
-    model: Model,
-    batch: int,
-    length: int,
-    every: int,
-    counts: Sequence[int] = (4, 8, 32),
-    /,
-    *,
-    pictures: Path | None = None,
-    **options: Any,
-) -> dict[str, list[dict[str, Any]]]:
-    """Batches of prompts in each mode, the logits of the last `every` positions coming back.
-
-    Args:
-        pictures: a folder for timelines.
-        options: the pipeline's.
-    """
-    batches = _prompts(model, batch, length)
-    found = {}
-    for mode in ("serial_pageable", "serial_pinned", "three_streams", "producer"):
-        with BatchInference(model, batch, length, every=every, mode=mode, record=True, **options) as inference:
-            found[mode] = runs_beside_ideal(inference.pipeline, batches, counts)
-            if pictures:
-                _draw(inference.pipeline, batches, pictures / f"gpt2.batches.{mode}")
-    return found
-
-
-def gains(
-    model: Model, batch: int, length: int, shares: Sequence[int], count: int = 16, /, **options: Any
-) -> list[dict[str, Any]]:
-    """What three streams gain over one thing at a time, for each number of positions whose logits come back (0: the
-    last one alone)."""
-    batches = _prompts(model, batch, length)
-    rows = []
-    for every in shares:
-        row: dict[str, Any] = {"tokens": batch * length, "every": every}
-        for mode in ("serial_pinned", "three_streams"):
-            settings = {"mode": mode, "depth": 3, "record": True} | options
-            with BatchInference(model, batch, length, every=every, **settings) as inference:
-                (found,) = runs_beside_ideal(inference.pipeline, batches, [count])
-                spec = inference.pipeline.outputs["logits"]
-            row |= {mode: found["seconds"] / count, "bytes_out": spec.nbytes, "alone_seconds": found["alone_seconds"]}
-        rows.append(row)
-    return rows
-
-
-def _draw(pipeline: Pipeline, batches: Sequence[Any], path: Path) -> None:
-    """The timeline of a run of 12 batches, as a picture and for ui.perfetto.dev."""
-    run(pipeline, batches, 12)
-    for suffix in (".svg", ".json"):
-        pipeline.save_timeline(path.with_name(path.name + suffix))
-
-
-def _prompts(model: Model, batch: int, length: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(4)
-    return [rng.integers(0, model.config.vocab_size, (batch, length)) for _ in range(4)]
-
-
-def retrieval_beside_ideal(
-    model: Model,
-    batch: int,
-    document: int,
-    question: int,
-    /,
-    *,
-    documents: int = 16,
-    vectors: int = 20_000,
-    dimensions: int = 128,
-    counts: Sequence[int] = (8, 32, 64),
-    depth: int = 6,
-    pictures: Path | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Retrieval, serial and with all four stages at once, in balance: answers are so long, and the search so thorough,
-    that computing and searching take as long as the copies.
-
-    Args:
-        model, batch, document, question: as `Retrieval` takes them.
-        documents: how many there are.
-        vectors: in the index; each belongs to a document, several to one.
-        dimensions: of a vector.
-        counts: of batches.
-        depth: slots of the pipeline that does all at once.
-        pictures: a folder for timelines.
-        options: the pipelines'.
-    """
-    rng = np.random.default_rng(5)
-    points = rng.standard_normal((vectors, dimensions)).astype(np.float32)
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    index = OfDocuments(make_index(points), documents, _WIDTH)
-    vocabulary = model.config.vocab_size
-    store = Store(model, rng.integers(0, vocabulary, (documents, document)), index)
-    batches = [
-        [Request(points[rng.integers(vectors)], rng.integers(0, vocabulary, question)) for _ in range(batch)]
-        for _ in range(4)
-    ]
-
-    def alone(count: int) -> Alone:
-        with Retrieval(store, batch, question, count, **options | {"mode": "serial_pinned", "depth": 1}) as retrieval:
-            return stages_alone(retrieval.pipeline, batches[0])
-
-    few, many = (alone(count) for count in _LENGTHS)
-    room = min(model.config.n_positions - document - question, 200)
-    count = _fitted(_LENGTHS, (few.compute, many.compute), _JUST_UNDER * max(many.h2d, many.d2h), room)
-    found: dict[str, Any] = {"document": document, "question": question, "answer": count}
-    with Retrieval(store, batch, question, count, record=True, depth=depth, **options) as retrieval:
-        if not retrieval.pipeline.engines.modelled:
-            _balance_search(retrieval.pipeline, batches, index, vectors)
-        found["search width"] = index.width
-        found["producer"] = runs_beside_ideal(retrieval.pipeline, batches, counts)
-        if pictures:
-            _draw(retrieval.pipeline, batches, pictures / "gpt2.retrieval")
-    with Retrieval(store, batch, question, count, record=True, **options | {"mode": "serial_pinned"}) as retrieval:
-        found["serial_pinned"] = runs_beside_ideal(retrieval.pipeline, batches, counts, 1)
-    return found
-
-
-def _fitted(at: tuple[int, int], seconds: tuple[float, float], wanted: float, most: int) -> int:
-    """Where a straight line through two times reaches the time wanted; from the first to `most`."""
-    slope = (seconds[1] - seconds[0]) / (at[1] - at[0])
-    there = at[0] + (wanted - seconds[0]) / slope if slope > 0 else at[0]
-    return int(np.clip(round(there), at[0], most))
-
-
-def _balance_search(pipeline: Pipeline, batches: Sequence[Any], index: OfDocuments, most: int) -> None:
-    """Make the search as thorough as the longest of the other stages leaves time for, all of them at work."""
-    for _ in range(_TRIES):
-        spans = [span for span in run(pipeline, batches, 6 * _FILLING).spans if span.batch >= _FILLING]
-        taken = {s: statistics.median(span.end - span.start for span in spans if span.stage == s) for s in STAGES}
-        factor = _JUST_UNDER * max(taken[stage] for stage in (H2D, COMPUTE, D2H)) / taken[PREPARE]
-        index.width = int(np.clip(round(index.width * factor), 1, most))
+def alone(pipeline: Pipeline, batches: Batches) -> Alone:
+    """What each stage of a batch takes by itself."""
+    return stages_alone(pipeline, batches[0])

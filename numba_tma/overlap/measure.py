@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import driver
 from . import exercise
-from .modes import ENGINES, MODES, Mode
+from .modes import MODES
 from .rates import measure_rates, stages_alone
 from .report import Alone, Report, ideal
 
@@ -99,7 +99,11 @@ def copy_engines() -> int:
 
 
 def shares(words: int, balanced: int, count: int = 16) -> list[dict[str, Any]]:
-    """Kernels shorter and longer than the copies: how much of the copying is hidden under the kernels."""
+    """Kernels shorter and longer than the copies: how much of the copying is hidden under the kernels.
+
+    `copying_hidden`: of the time that all copies, in and out, take one after another, the part by which the run is
+    shorter than that time and the kernels' together.
+    """
     rows = []
     for factor in (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0):
         rounds = max(1, round(balanced * factor))
@@ -159,8 +163,7 @@ def depths(words: int, rounds: int, count: int = 16) -> dict[str, float]:
     """How many slots the ring needs."""
     found = {}
     for depth in (1, 2, 3, 4, 6, 8):
-        mode = Mode("three_streams", streams=3, layout=ENGINES)
         # Results are released before the next is asked for, so that one slot is enough.
-        reports, _ = run_mode(words, rounds, [count], mode=mode, depth=depth, repeats=3)
+        reports, _ = run_mode(words, rounds, [count], mode="three_streams", depth=depth, repeats=3)
         found[str(depth)] = reports[count].seconds
     return found

@@ -124,7 +124,7 @@ class Report:
         where = f"{self.device} (times are the model's, not measured)" if self.modelled else self.device
         lines = [
             f"{self.mode} on {where}: {self.batches} batches in {self.seconds * 1e3:.3f} ms, "
-            f"{self.bytes_in / 1e6:.1f} MB in, {self.bytes_out / 1e6:.1f} MB out"
+            f"{_size(self.bytes_in)} in, {_size(self.bytes_out)} out"
         ]
         if self.spans:
             use, busy = self.utilisation(), self.busy()
@@ -155,15 +155,29 @@ class Report:
         return found
 
 
-def table(reports: Mapping[str, Report], alone: Alone | None = None) -> str:
-    """Runs side by side; the first is what the others are compared with."""
-    rows, first = [], next(iter(reports.values()))
+def table(reports: Mapping[str, Report], alone: Alone | None = None, *, baseline: str | None = None) -> str:
+    """Runs side by side, beside the one named `baseline`, by default the first.
+
+    Raises:
+        ValueError: no run has that name.
+    """
+    baseline = next(iter(reports)) if baseline is None else baseline
+    if baseline not in reports:
+        raise ValueError(f"baseline {baseline!r}: choose one of the runs, {', '.join(reports)}")
+    rows, yardstick = [], reports[baseline]
     for name, report in reports.items():
-        row = [name, report.batches, f"{report.seconds * 1e3:.3f}", f"{first.seconds / report.seconds:.2f}×"]
+        row = [name, report.batches, f"{report.seconds * 1e3:.3f}", f"{yardstick.seconds / report.seconds:.2f}×"]
         use = report.utilisation()
         row += [f"{use[stage]:.0%}" if report.spans else "" for stage in _ENGINES]
         if alone is not None:
             row.append(f"{report.share_of_ideal(alone):.1%}")
         rows.append(row)
-    headers = ["mode", "batches", "ms", f"vs {next(iter(reports))}", *(f"{stage} busy" for stage in _ENGINES)]
+    headers = ["mode", "batches", "ms", f"vs {baseline}", *(f"{stage} busy" for stage in _ENGINES)]
     return tabulate(rows, [*headers, *(["of ideal"] if alone is not None else [])], "simple", disable_numparse=True)
+
+
+def _size(nbytes: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes} bytes"

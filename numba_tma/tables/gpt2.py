@@ -87,16 +87,18 @@ def _attention(results: Path) -> str:
             seconds(run["alone_seconds"]),
             seconds(run["layers_seconds"]),
         ]
-        for run in _load(results)["decode_attention"]
+        for run in sorted(_load(results)["decode_attention"], key=lambda run: run["layers_seconds"])
     ]
-    return markdown(rows, ["blocks", "warps", "sets ahead", "early", "attention by itself", "all layers of a step"])
+    return markdown(
+        rows, ["blocks a head", "warps", "sets ahead", "early", "attention by itself", "all layers of a step"]
+    )
 
 
 _KINDS = {  # parts of names of PyTorch's kernels, and of launches
     "products": (("nvjet", "gemm"), ("c_attn", "c_proj", "c_fc", "mlp_proj", "head")),
     "attention": (("sdpa", "flash"), ("attention",)),
     "normalisations": (("layer_nor",), ("normalise",)),
-    "residual sums, GELU, copies": (("elementwise", "Memset", "gather"), ("embed",)),
+    "embedding, residual sums, GELU, copies": (("elementwise", "Memset", "gather"), ("embed",)),
 }
 
 

@@ -1,4 +1,7 @@
-"""Tables of docs/overlap.md and docs/overlap_pitfalls.md, and what they answer in docs/claims.md."""
+"""Tables of docs/overlap.md and docs/overlap_pitfalls.md, and what they answer in docs/claims.md.
+
+`PITFALLS`, `SWEEPS`, `soak_rows` and `fault_rows` make rows of what a run has found: scripts/overlap.py prints them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..report import markdown, seconds
+
+Rows = tuple[list[list[Any]], list[str]]  # and the columns' names
 
 RESULTS = "h200_overlap.json"
 _MODES = {
@@ -66,7 +71,7 @@ def _use(results: Path) -> str:
     return markdown(rows, [f"busy, of {count} batches", "copy in", "compute", "copy out"])
 
 
-def _shares(results: Path) -> str:
+def _shares(found: list[dict[str, Any]]) -> Rows:
     rows = [
         [
             f"{row['kernel_over_copy']:.2f}",
@@ -74,40 +79,31 @@ def _shares(results: Path) -> str:
             seconds(row["kernels_seconds"]),
             f"{row['copying_hidden']:.0%}",
         ]
-        for row in _load(results)["sweeps"]["shares"]
+        for row in found
     ]
-    return markdown(rows, ["kernel / copy", "16 batches", "kernels alone", "copying hidden"])
+    return rows, ["kernel / copy", "16 batches", "kernels alone", "copying hidden"]
 
 
-def _depths(results: Path) -> str:
-    depths = _load(results)["sweeps"]["depths"]
-    best = min(depths.values())
-    rows = [[depth, seconds(value), f"{value / best:.2f}"] for depth, value in depths.items()]
-    return markdown(rows, ["slots", "16 batches", "relative"])
+def _depths(found: dict[str, float]) -> Rows:
+    best = min(found.values())
+    rows = [[depth, seconds(value), f"{value / best:.2f}"] for depth, value in found.items()]
+    return rows, ["slots", "16 batches", "relative"]
 
 
-def _graphs(results: Path) -> str:
-    found = _load(results)["sweeps"]["graphs"]
-    each = found["batches"]
+def _graphs(found: dict[str, Any]) -> Rows:
+    kinds = (
+        (f"{found['launches']} kernels, caller's thread", "{}_three_streams_seconds"),
+        (f"{found['launches']} kernels, producer", "{}_producer_seconds"),
+        ("one kernel, caller's thread", "one_kernel_{}_seconds"),
+    )
     rows = [
-        [
-            f"{found['launches']} kernels, caller's thread",
-            *(seconds(found[f"{how}_three_streams_seconds"] / each) for how in ("launches", "graph")),
-        ],
-        [
-            f"{found['launches']} kernels, producer",
-            *(seconds(found[f"{how}_producer_seconds"] / each) for how in ("launches", "graph")),
-        ],
-        [
-            "one kernel, caller's thread",
-            *(seconds(found[f"one_kernel_{how}_seconds"] / each) for how in ("launches", "graph")),
-        ],
+        [words, *(seconds(found[key.format(how)] / found["batches"]) for how in ("launches", "graph"))]
+        for words, key in kinds
     ]
-    return markdown(rows, ["a batch of", "launched", "as a graph"])
+    return rows, ["time of a batch of", "launched", "as a graph"]
 
 
-def _preparing(results: Path) -> str:
-    found = _load(results)["sweeps"]["preparing"]
+def _preparing(found: dict[str, Any]) -> Rows:
     rows = [
         [
             _MODES[mode],
@@ -117,10 +113,11 @@ def _preparing(results: Path) -> str:
         ]
         for mode, row in found.items()
     ]
-    return markdown(rows, ["", "copying a batch on the host", "16 batches", "host", "copy in", "compute", "copy out"])
+    return rows, ["", "copying a batch on the host", "16 batches", "host", "copy in", "compute", "copy out"]
 
 
-def _soak(results: Path) -> str:
+def soak_rows(runs: list[dict[str, Any]]) -> Rows:
+    """Of runs of `soak.soak`."""
     rows = [
         [
             _MODES[run["mode"]],
@@ -131,65 +128,102 @@ def _soak(results: Path) -> str:
             f"{round(run['device_growth_bytes'] / 2**20, 1) + 0.0} MiB",
             seconds(run["seconds"]),
         ]
-        for run in _load(results)["soak"]["runs"]
+        for run in runs
     ]
-    return markdown(rows, ["", "batches", "out of order", "wrong", "host memory grew", "device memory grew", "time"])
+    return rows, ["", "batches", "out of order", "wrong", "host memory grew", "device memory grew", "time"]
 
 
-def _pageable(results: Path) -> str:
-    found = _load(results)["pitfalls"]["pageable"]
-    rows = []
+def fault_rows(faults: list[dict[str, Any]]) -> Rows:
+    """Of runs of `soak.with_fault`."""
+    rows = [
+        [
+            _MODES[fault["mode"]],
+            f"{fault['stage']}, batch {fault['batch']}",
+            f"{fault['error']['stage']}, batch {fault['error']['batch']}" if fault["error"] else "none",
+            f"{fault['delivered']}, {fault['right']} right",
+            "yes" if fault["slots_back"] else "NO",
+            fault["right_afterwards"],
+        ]
+        for fault in faults
+    ]
+    return rows, ["", "fault put into", "error names", "delivered before", "slots back", "right in a second run"]
+
+
+def _pageable(found: dict[str, Any]) -> Rows:
+    kinds = ("pinned", "pageable")
+    runs = [[f"eight batches on three streams, {kind}", seconds(found[f"{kind}_seconds"])] for kind in kinds]
+    if "pinned_h2d_call_seconds" not in found:  # a model's copies have no calls
+        return runs, ["", "done after"]
+    calls = []
     for way, words in (("h2d", "to the device"), ("d2h", "from the device")):
-        for kind in ("pinned", "pageable"):
+        for kind in kinds:
             call, done = (found[f"{kind}_{way}_{what}_seconds"] for what in ("call", "done"))
-            rows.append([f"{kind}, {words}", seconds(call), seconds(done)])
-    rows.append(["eight batches on three streams, pinned", "", seconds(found["pinned_seconds"])])
-    rows.append(["eight batches on three streams, pageable", "", seconds(found["pageable_seconds"])])
-    return markdown(rows, ["", "the call returns after", "done after"])
+            calls.append([f"{kind}, {words}", seconds(call), seconds(done)])
+    return [*calls, *([words, "", took] for words, took in runs)], ["", "the call returns after", "done after"]
 
 
-def _default_stream(results: Path) -> str:
-    found = _load(results)["pitfalls"]["default_stream"]
+def _default_stream(found: dict[str, Any]) -> Rows:
     rows = [
         ["three streams of its own", seconds(found["own_streams_seconds"])],
         ["the default stream three times", seconds(found["default_stream_seconds"])],
     ]
-    return markdown(rows, ["eight batches on", "time"])
+    return rows, ["eight batches on", "time"]
 
 
-def _no_wait(results: Path) -> str:
-    found = _load(results)["pitfalls"]["no_wait"]
+def _no_wait(found: dict[str, Any]) -> Rows:
     rows = [["at once", f"{found['wrong_at_once']:,}"], ["after waiting", f"{found['wrong_when_awaited']:,}"]]
-    return markdown(rows, [f"of {found['words']:,} words, read", "wrong"])
+    return rows, [f"of {found['words']:,} words, read", "wrong"]
 
 
-def _pinning(results: Path) -> str:
-    found = _load(results)["pitfalls"]["pinning_once"]
-    size = f"{found['bytes'] / 2**20:.0f} MiB"
+def _pinning(found: dict[str, Any]) -> Rows:
+    size = _mib(found["bytes"])
+    pageable, pinned, fill = (found[f"{what}_seconds"] for what in ("pageable_copy", "pinned_copy", "fill"))
+
+    def copies_to_pay(each: float) -> str:
+        return f"{found['pin_seconds'] / (pageable - each):.1f}" if each < pageable else "never"
+
     rows = [
-        [f"copy of {size}, pageable", seconds(found["pageable_copy_seconds"])],
-        [f"copy of {size}, pinned", seconds(found["pinned_copy_seconds"])],
+        [f"copy of {size}, pageable", seconds(pageable)],
+        [f"copy of {size}, pinned", seconds(pinned)],
         [f"allocate {size} of pinned memory", seconds(found["pin_seconds"])],
-        ["fill it from pageable memory", seconds(found["fill_seconds"])],
+        ["fill it from pageable memory", seconds(fill)],
+        ["copies until the allocation has paid, without filling", copies_to_pay(pinned)],
+        ["the same, filled from pageable memory for each copy", copies_to_pay(fill + pinned)],
     ]
-    if found["copies_to_pay_for_pinning"]:
-        rows.append(["copies until the allocation has paid", f"{found['copies_to_pay_for_pinning']:.1f}"])
-    return markdown(rows, ["", ""])
+    return rows, ["", ""]
 
 
-def _streams(results: Path) -> str:
-    found = _load(results)["pitfalls"]["many_streams"]
+def _streams(found: dict[str, Any]) -> Rows:
     rows = [[streams, seconds(value)] for streams, value in found["seconds_by_streams"].items()]
-    return markdown(rows, ["streams in turn", f"eight batches of {found['bytes_each_way'] >> 20} MiB"])
+    return rows, ["streams in turn", f"eight batches of {_mib(found['bytes_each_way'])}"]
 
 
-def _loop(results: Path) -> str:
-    found = _load(results)["pitfalls"]["loop"]
+def _loop(found: dict[str, Any]) -> Rows:
     rows = []
     for name, words in (("as_written", "as written"), ("mended", "with events")):
         wrong = ", ".join(map(str, found[f"{name}_wrong"])) or "none"
         rows.append([words, wrong])
-    return markdown(rows, [f"the loop over {found['batches']} batches", "wrong results"])
+    return rows, [f"the loop over {found['batches']} batches", "wrong results"]
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 2**20:.3g} MiB"
+
+
+PITFALLS: dict[str, Callable[[dict[str, Any]], Rows]] = {  # of `pitfalls.PITFALLS`, what each found
+    "pageable": _pageable,
+    "default_stream": _default_stream,
+    "no_wait": _no_wait,
+    "pinning_once": _pinning,
+    "many_streams": _streams,
+    "loop": _loop,
+}
+SWEEPS: dict[str, Callable[[Any], Rows]] = {
+    "shares": _shares,
+    "depths": _depths,
+    "preparing": _preparing,
+    "graphs": _graphs,
+}
 
 
 def claims(results: Path) -> list[list[str]]:
@@ -237,19 +271,23 @@ def headline(results: Path) -> list[list[str]]:
     return [["pipeline of copies and kernels, 8 batches of equal stages", gain]]
 
 
+def _page(path: tuple[str, ...], rows_of: Callable[[Any], Rows]) -> Callable[[Path], str]:
+    """The table for a page out of the results that lie at `path`."""
+
+    def made(results: Path) -> str:
+        found = _load(results)
+        for name in path:
+            found = found[name]
+        return markdown(*rows_of(found))
+
+    return made
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "overlap rates": _rates,
     "overlap modes": _modes,
     "overlap use": _use,
-    "overlap shares": _shares,
-    "overlap depths": _depths,
-    "overlap graphs": _graphs,
-    "overlap preparing": _preparing,
-    "overlap soak": _soak,
-    "pitfall pageable": _pageable,
-    "pitfall default stream": _default_stream,
-    "pitfall no wait": _no_wait,
-    "pitfall pinning": _pinning,
-    "pitfall streams": _streams,
-    "pitfall loop": _loop,
+    **{f"overlap {name}": _page(("sweeps", name), rows_of) for name, rows_of in SWEEPS.items()},
+    "overlap soak": _page(("soak", "runs"), soak_rows),
+    **{f"pitfall {name}": _page(("pitfalls", name), rows_of) for name, rows_of in PITFALLS.items()},
 }

@@ -9,11 +9,11 @@ from numba_tma import use_backend
 from numba_tma.gpt2 import model as gpt2
 from numba_tma.gpt2 import reference
 from numba_tma.gpt2.batches import BatchInference
+from numba_tma.gpt2.benchmark_workloads import batches_beside_ideal, gains, retrieval_beside_ideal
 from numba_tma.gpt2.config import Config
 from numba_tma.gpt2.model import PromptError, Session
 from numba_tma.gpt2.retrieval import Request, Retrieval, Store, make_index
 from numba_tma.gpt2.weights import random_weights
-from numba_tma.gpt2.workloads import batches_beside_ideal, gains, retrieval_beside_ideal
 from numba_tma.overlap import BatchError, Model
 
 CONFIG = Config(n_layer=1, n_head=2, n_embd=64, n_positions=48, vocab_size=211)

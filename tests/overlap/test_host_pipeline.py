@@ -16,7 +16,6 @@ from numba_tma import launch
 from numba_tma.overlap import MODES, BatchError, Mode, Model, Pipeline, SlotsHeldError, exercise, soak
 from numba_tma.overlap.model import ModelStream
 
-OVERLAPPING = ["two_streams", "three_streams", "producer"]
 N = 24
 SPEC = {"x": ((N,), np.float32)}
 OUT = {"y": ((N,), np.float32)}

@@ -107,7 +107,15 @@ def test_alone_and_the_table():
     rows = {line.split()[0]: line.split() for line in table(reports, alone).splitlines()[2:]}
     assert rows["three_streams"][2:4] == ["6.000", "2.00×"] and rows["three_streams"][-1] == "100.0%"
     assert rows["serial_pinned"][2] == "12.000" and rows["serial_pinned"][-1] == "50.0%"
+    first = table(reports).splitlines()[2:][0].split()
+    assert first[0] == "serial_pageable" and first[3] == "1.00×"
+    beside_pinned = {line.split()[0]: line.split() for line in table(reports, baseline="serial_pinned").splitlines()}
+    assert beside_pinned["three_streams"][3] == "2.00×" and beside_pinned["serial_pageable"][3] == "1.00×"
+    assert "vs serial_pinned" in table(reports, baseline="serial_pinned")
+    with pytest.raises(ValueError, match="baseline 'none': choose one of the runs, serial_pageable"):
+        table(reports, baseline="none")
     text = reports["three_streams"].text(alone)
+    assert "800 bytes in, 800 bytes out" in text
     assert "times are the model's, not measured" in text and "reached 100.0% of it" in text
 
 
@@ -135,6 +143,11 @@ def test_copies_read_when_they_begin_and_write_when_they_end():
 @pytest.fixture
 def setting(seed):
     return pitfalls.Setting(WORDS, 4, batches=6, model=machine(), seed=seed)
+
+
+def test_bytes_of_a_batch_are_those_that_a_models_stand_for():
+    assert pitfalls.Setting(WORDS, 4, model=machine(scale=2.5)).nbytes == 10 * WORDS
+    assert pitfalls.Setting(WORDS, 4).nbytes == 4 * WORDS
 
 
 def test_the_loop_as_written_is_wrong_and_mended_right(setting):
@@ -170,6 +183,7 @@ def test_pitfalls_on_the_model(setting):
     found = pitfalls.no_wait(setting)
     assert (found["wrong_at_once"], found["wrong_when_awaited"]) == (WORDS, 0)
     found = pitfalls.pageable(setting)
+    assert found["bytes_each_way"] == 4 * WORDS
     assert found["pageable_seconds"] == pytest.approx(18 * MS) and found["pinned_seconds"] == pytest.approx(8 * MS)
     found = pitfalls.many_streams(setting, (1, 3, 8))["seconds_by_streams"]
     assert found["8"] == pytest.approx(found["3"]) == pytest.approx(found["a stream an engine"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from numba_tma import driver
-from numba_tma.overlap import Model, Pipeline, ranges
+from numba_tma.overlap import Model, Pipeline, pitfalls, ranges
 from numba_tma.overlap.report import Report, Span
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +68,13 @@ def test_what_cannot_be_drawn(ran, tmp_path):
             pipeline.save_timeline(tmp_path / "a.svg")
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "words"), [(999, "999 bytes"), (33_500, "33.5 KB"), (1_600_000, "1.6 MB"), (2 * 10**9, "2.0 GB")]
+)
+def test_sizes_have_a_unit_that_shows_them(nbytes, words):
+    assert f" {words} in, 0 bytes out" in Report("made", "by hand", False, bytes_in=nbytes).text()
+
+
 def test_an_engine_that_two_batches_wait_for_is_busy_once():
     report = Report("made", "by hand", False, 2, 4.0, spans=[Span("H2D", 0, 0.0, 2.0), Span("H2D", 1, 0.5, 4.0)])
     assert report.engine("H2D") == [Span("H2D", 0, 0.0, 2.0), Span("H2D", 1, 2.0, 4.0)]
@@ -107,6 +114,7 @@ def test_script(tmp_path, capsys):
     assert script.main([*command, "--json", str(found)]) == 0
     printed = capsys.readouterr().out
     assert "no GPU is used" in printed and "times are of a model" in printed
+    assert "vs serial_pinned" in printed and "with events                none" in printed
     data = json.loads(found.read_text())
     modes = {run["mode"]: run for run in data["modes"]["runs"]}
     assert modes["three_streams"]["times_serial_pinned"] > 1.5 and modes["three_streams"]["modelled"]
@@ -114,6 +122,22 @@ def test_script(tmp_path, capsys):
     assert data["loop"]["mended_wrong"] == [] and data["loop"]["as_written_wrong"]
     assert all(run["corrupt"] == run["misplaced"] == 0 for run in data["soak"]["runs"])
     assert len(list((tmp_path / "pictures").iterdir())) == 10
+
+
+def test_script_prints_pitfalls_as_the_page_does(capsys):
+    assert script.main(["pageable", "many_streams", "--model"]) == 0
+    printed = capsys.readouterr().out
+    assert "eight batches on three streams, pinned    13.4 ms" in printed
+    assert "eight batches of 64 MiB" in printed
+    assert "_seconds" not in printed and "{" not in printed
+
+
+def test_script_names_the_pitfalls(capsys):
+    with pytest.raises(SystemExit):
+        script.main(["--help"])
+    printed = capsys.readouterr().out
+    for name, demonstration in pitfalls.PITFALLS.items():
+        assert name in printed and demonstration.__doc__.splitlines()[0] in printed
 
 
 @pytest.mark.parametrize(
