@@ -196,7 +196,8 @@ class Plan:
         scores = Scores.of(options.scale, options.soft_cap, extents.head_dim)
         self._tiling = tiling = tiling_for(extents, options.keys, options.warps, options.stages)
         self.splits = splits = _splits(options, extents, tiling)
-        window = options.window
+        self._window = window = options.window
+        self._pages = views["k_cache"].shape[:2]
         cache = Cache.of(tiling.keys, page_size)
         self._box, self._l2_promotion = (1, cache.box_rows, 1, BOX), options.l2_promotion
         kernel = make_split_kv(
@@ -206,6 +207,27 @@ class Plan:
         self._on = lambda stream: kernel[grid, None, stream]
         counts = (extents.sq, extents.capacity, *views["k_cache"].shape[:2], extents.row_tiles, splits)
         self._scalars = (*map(np.uint32, counts), np.int32(max(window, 0)), scores.factor, scores.inner)
+
+    def check_pages(self, lengths: Any, page_table: Any) -> None:
+        """See that all pages with a key that a query sees are there, where that can be seen without waiting for a GPU.
+
+        Raises:
+            ValueError: one is not.
+        """
+        if page_table is None or not self._host:
+            return
+        table, sq, capacity = seen(page_table), self.extents.sq, self.extents.capacity
+        pages, page_size = self._pages
+        keys = np.minimum(seen(lengths).astype(np.int64), capacity)[:, None]
+        first = keys - sq - self._window if self._window != UNBOUNDED else np.zeros_like(keys)
+        at = page_size * np.arange(table.shape[1])
+        wrong = (at < keys) & (at + page_size > first) & ((table < 0) | (table >= pages))
+        if wrong.any():
+            sequence, i = (int(x) for x in np.argwhere(wrong)[0])
+            raise ValueError(
+                f"{_CALLER}: page_table[{sequence}, {i}] is {table[sequence, i]}, and sequence {sequence} has "
+                f"{keys[sequence, 0]} keys, {page_size} in a page; a number from 0 to {pages - 1} expected"
+            )
 
     def workspace(self) -> Workspace:
         """A new one for this plan's launches."""
@@ -282,7 +304,8 @@ def decode(
         lengths: (B,), int32: keys of each sequence, those of the new queries included; more than the capacity count as
             the capacity, fewer than 0 as none.
         page_table: (B, most pages of a sequence), int32: where a sequence's pages are. Entries behind its end are not
-            read. A number that is no page's stands for zeros.
+            read, nor are those before its window. On a GPU nobody looks at them before the kernel does, to which one
+            that is no page's stands for zeros.
         scale: what the scores are multiplied by; 1 / sqrt(D) by default.
         soft_cap: bound of the scores, by a hyperbolic tangent; 0 for none.
         window: keys before its own that a query sees; -1 for all.
@@ -301,7 +324,8 @@ def decode(
 
     Raises:
         TypeError: not arrays.
-        ValueError: extents, types, strides or options do not fit; the message says what would.
+        ValueError: extents, types, strides or options do not fit; the message says what would. Or a sequence has a key
+            in a page that there is not, if the page table is in the host's memory.
         RuntimeError: a first call while the stream is captured into a graph.
     """
     options = Options(scale, soft_cap, window, splits)
@@ -317,6 +341,7 @@ def decode(
         found = (Plan(*given, options), recent_places(), {})
         _plans[key] = found
     planned, places, workspaces = found
+    planned.check_pages(lengths, page_table)
     if out is None:
         out = planned.new_output(q)
         given = (*given[:5], out, lse)
@@ -370,6 +395,7 @@ def bind_decode(
     bound = planned.bind(*given, planned.workspace(), stream)
 
     def launch() -> Any:
+        planned.check_pages(lengths, page_table)
         return bound()
 
     launch.keeps = given

@@ -97,8 +97,8 @@ def attention_varlen(
         q: (rows of all sequences, Hq, D).
         k, v: (rows of all sequences, Hkv, D).
         q_starts, kv_starts: (sequences + 1,), int32, where q is: sequence b has the rows from starts[b] on and before
-            starts[b + 1]. They are read on the GPU: numbers must not fall, nor exceed the rows there are; what does
-            counts as the nearest row. A sequence may be empty.
+            starts[b + 1]. Numbers must not fall, nor exceed the rows there are. On a GPU nobody looks at them before
+            the kernel does, to which one that does counts as the nearest row. A sequence may be empty.
         longest_q: the most rows of q that a sequence has; of a longer one not all rows are written.
         out: as q. lse: (Hq, rows of q). The rest as for `attention`.
 
@@ -107,6 +107,7 @@ def attention_varlen(
 
     Raises:
         As `attention`.
+        ValueError: also starts in the host's memory that fall or exceed the rows.
     """
     options = Options(causal, window, scale, soft_cap, configuration)
     if not isinstance(longest_q, (int, np.integer)) or longest_q < 1:
@@ -260,6 +261,8 @@ def _call(
     plan, places = found
     if out is None:
         out = plan.new_output(q)
+    if plan.host and starts is not None:
+        _check_numbers(given, starts)
     if plan.host or watched():
         plan.check_outputs(caller, q, k, v, out, lse)
         counter = tile_counter(plan.host, caller, stream)
@@ -313,6 +316,19 @@ def _check_packed(given: tuple, starts: tuple[Any, Any, int]) -> None:
         raise ValueError("attention_varlen: starts of no sequence; at least two numbers expected, 0 and an end")
     if any(view.host != arrays.view(given[0]).host for view in views):
         raise ValueError("attention_varlen: starts must lie in the same memory as q")
+
+
+def _check_numbers(given: tuple, starts: tuple[Any, Any, int]) -> None:
+    for name, rows, array in zip(("q", "kv"), given, starts[:2], strict=False):
+        numbers, most = seen(array), arrays.view(rows).shape[0]
+        least = np.concatenate(([0], numbers[:-1]))
+        wrong = np.nonzero((numbers < least) | (numbers > most))[0]
+        if wrong.size:
+            i = int(wrong[0])
+            raise ValueError(
+                f"attention_varlen: {name}_starts[{i}] is {numbers[i]}; {least[i]} to {most} expected: starts do not "
+                f"fall, and there are {most} rows"
+            )
 
 
 def bind_attention(

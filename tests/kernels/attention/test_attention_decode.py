@@ -163,8 +163,9 @@ def test_caches_that_share_memory_and_results_in_place(rng, in_simulator):
     check(given)
 
 
-def test_lengths_and_pages_that_there_are_not(rng, in_simulator):
+def test_lengths_and_pages_that_there_are_not(rng, in_simulator, monkeypatch):
     """Lengths beyond the capacity and below 0 count as the nearest; a page that there is not stands for zeros."""
+    monkeypatch.setattr(decoding.Plan, "check_pages", lambda *given: None)  # as on a GPU
     given = made(rng, 3, 2, 4, 2, 64, 64, FLOAT16, 16)
     k_pages, v_pages = (np.nan_to_num(x) for x in given[1:3])
     table = np.array([[0, -1, 2**31 - 1, 3], [4, len(k_pages), -(2**31), 5], [6, 6, 6, 6]], np.int32)
@@ -180,6 +181,25 @@ def test_lengths_and_pages_that_there_are_not(rng, in_simulator):
     before = k_pages.copy()
     append(new, new, k_pages, v_pages, np.array([65, 48, 0], np.int32), page_table=table)
     np.testing.assert_array_equal(k_pages, before)
+
+
+@pytest.mark.parametrize("page", [-1, 12])
+def test_pages_in_host_memory_are_looked_at_each_time(rng, in_simulator, page):
+    q, k, v = (np.zeros(shape, FLOAT16) for shape in [(2, 4, 64), *2 * [(12, 16, 2, 64)]])
+    table, lengths = np.array([[7, 2, page], [3, 9, 4]], np.int32), np.array([32, 48], np.int32)
+    decode(q, k, v, lengths, page_table=table)  # its last page is not reached
+    launch = bind_decode(q, k, v, lengths, np.empty_like(q), page_table=table)
+    launch()
+    lengths[0] = 33
+    wrong = rf"page_table\[0, 2\] is {page}, and sequence 0 has 33 keys, 16 in a page; a number from 0 to 11 expected"
+    with pytest.raises(ValueError, match=wrong):
+        decode(q, k, v, lengths, page_table=table)
+    with pytest.raises(ValueError, match=wrong):
+        launch()
+    table[0] = page, 2, 5  # what lies before the window is not looked at
+    decode(q, k, v, lengths, page_table=table, window=16)
+    with pytest.raises(ValueError, match=r"page_table\[0, 0\]"):
+        decode(q, k, v, lengths, page_table=table, window=17)
 
 
 def test_windows_wider_than_any_sequence_hide_nothing_more(rng, in_simulator):

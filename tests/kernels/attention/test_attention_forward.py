@@ -256,7 +256,8 @@ def test_a_traced_call_is_traced_though_it_was_made_before(rng):
     assert len(traced.launches) == 1
 
 
-def test_starts_beyond_the_rows_write_nothing_elsewhere(rng):
+def test_starts_beyond_the_rows_write_nothing_elsewhere(rng, monkeypatch):
+    monkeypatch.setattr(forward, "_check_numbers", lambda given, starts: None)  # as on a GPU
     q, k, v, _, kv_starts = packed_inputs(rng, (40,), (40,), 2, 1, 64, np.float16)
     starts = np.array([0, 10, 60], np.int32)
     kv_starts = np.array([0, 20, 40], np.int32)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numba_tma import use_backend
+from numba_tma.kernels.attention import forward
 from numba_tma.kernels.attention.forward import attention_varlen
 from numba_tma.kernels.attention.ladder import reference
 
@@ -28,7 +29,9 @@ STARTS = {
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_wrong_starts(rng, name):
+def test_wrong_starts(rng, name, monkeypatch):
+    """On a GPU only the kernel looks at them."""
+    monkeypatch.setattr(forward, "_check_numbers", lambda given, starts: None)
     (q_starts, kv_starts), taken_for = STARTS[name]
     q = rng.standard_normal((30, 2, 64)).astype(np.float16)
     k, v = (rng.standard_normal((50, 1, 64)).astype(np.float16) for _ in range(2))
@@ -44,3 +47,21 @@ def test_wrong_starts(rng, name):
         o, exact = reference(q[None, rows], k[None, first_key:end_key], v[None, first_key:end_key], causal=True)
         np.testing.assert_allclose(out[rows].astype(np.float64), o[0], rtol=0, atol=2.0**-10 * np.abs(v).max())
         np.testing.assert_allclose(lse[:, rows], exact[0], rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_starts_in_host_memory_are_looked_at_each_time(rng, wrong):
+    q = rng.standard_normal((30, 2, 64)).astype(np.float16)
+    k, v = (rng.standard_normal((50, 1, 64)).astype(np.float16) for _ in range(2))
+    q_starts, kv_starts = np.array([0, 10, 10, 30], np.int32), np.array([0, 0, 20, 50], np.int32)
+    with use_backend("sim"):
+        attention_varlen(q, k, v, q_starts, kv_starts, 20)
+        kv_starts[2] = -1 if wrong else 50
+        if not wrong:
+            attention_varlen(q, k, v, q_starts, kv_starts, 20)
+            return
+        with pytest.raises(ValueError, match=r"kv_starts\[2\] is -1; 0 to 50 expected"):
+            attention_varlen(q, k, v, q_starts, kv_starts, 20)
+        q_starts[3] = 31
+        with pytest.raises(ValueError, match=r"q_starts\[3\] is 31; 10 to 30 expected: .* there are 30 rows"):
+            attention_varlen(q, k, v, q_starts, kv_starts, 20)
