@@ -145,14 +145,19 @@ def tiles(records: Sequence[Record]) -> str:
 
 
 def promotions_of_boxes(records: Iterable[Record]) -> str:
-    """GB/s of reading boxes, with what L2 fetches at a time in columns."""
-    rows: dict[tuple[str, str], dict[str, str]] = {}
+    """GB/s of reading boxes, with what L2 fetches at a time in columns, and what less and more are to 128 bytes."""
+    rows: dict[tuple[str, str], dict[str, float]] = {}
     for record in records:
-        found = rows.setdefault((f"{record['row_bytes']} B", record["order"]), {})
-        found[f"`{record['promotion']}`"] = f"{record['gb_per_s']:,.0f}"
+        rates = rows.setdefault((f"{record['row_bytes']} B", record["order"]), {})
+        rates[record["promotion"]] = record["gb_per_s"]
     columns = list(next(iter(rows.values())))
-    table = [[*name, *(found[column] for column in columns)] for name, found in rows.items()]
-    return markdown(table, ["a box's row", "boxes are taken", *columns])
+    others = [column for column in columns if column != "128B"]
+    table = []
+    for name, rates in rows.items():
+        changes = [f"{rates[other] / rates['128B'] - 1:+.1%}" for other in others]
+        table.append([*name, *(f"{rates[column]:,.0f}" for column in columns), *changes])
+    headers = [*(f"`{column}`" for column in columns), *(f"`{other}` to `128B`" for other in others)]
+    return markdown(table, ["a box's row", "boxes are taken", *headers])
 
 
 def promotions_of_problems(records: Iterable[Record], shortest: float = 60e-6) -> str:

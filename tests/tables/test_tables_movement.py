@@ -75,11 +75,12 @@ def test_bytes_in_flight_and_tiles():
 def test_what_l2_fetches_at_a_time():
     boxes = [
         {"row_bytes": 128, "order": "along rows", "promotion": promotion, "gb_per_s": rate}
-        for promotion, rate in (("none", 4544.8), ("256B", 4141.0))
+        for promotion, rate in (("none", 4544.8), ("128B", 4541.0), ("256B", 4141.0))
     ]
     made = tables_movement.promotions_of_boxes(boxes)
-    assert cells(made, "a box") == ["a box's row", "boxes are taken", "`none`", "`256B`"]
-    assert cells(made, "128 B") == ["128 B", "along rows", "4,545", "4,141"]
+    headers = ["`none`", "`128B`", "`256B`", "`none` to `128B`", "`256B` to `128B`"]
+    assert cells(made, "a box") == ["a box's row", "boxes are taken", *headers]
+    assert cells(made, "128 B") == ["128 B", "along rows", "4,545", "4,541", "4,141", "+0.1%", "-8.8%"]
 
     def taking(shape, options, narrow, wide):
         seconds = {"none": narrow, "128B": narrow, "256B": wide}
