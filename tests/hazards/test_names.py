@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, uint32
 
-from numba_tma import Barriers, Shared, TensorMap, Tiles, kernel, ptx, sim, use_backend
+from numba_tma import Barriers, HazardWarning, Shared, TensorMap, Tiles, kernel, ptx, sim, use_backend
 from numba_tma.pipeline import mbarrier_wait, release_to_async, ring
 from numba_tma.warpgroup import matrix_descriptor
 
@@ -291,3 +291,64 @@ def test_product(promised, wanted):
         maps = (TensorMap(x, x.shape, swizzle="128B") for x in (a, b))
         found, _ = outcome(function, *maps, np.zeros(128, np.float32), schedule=schedule)
         assert found == wanted, sim.named(schedule)
+
+
+# A tile that is stored: what the numbers do not show
+
+store_smem = Shared(tile=Tiles(1, (32, 64), np.float16), full=Barriers(1))
+
+
+def scaled(without=""):
+    @kernel(threads=64, shared=store_smem)
+    def scaled_(source, target):
+        column = cuda.threadIdx.x
+        tile = store_smem.tile[0]
+        if column == 0:
+            ptx.mbarrier_init(store_smem.full[0], 1)
+            if without != "init fence":
+                ptx.fence_mbarrier_init()
+            ptx.mbarrier_arrive_expect_tx(store_smem.full[0], source.box_bytes)
+            ptx.cp_async_bulk_tensor_2d_shared_global(tile, source, 0, 0, store_smem.full[0])
+        cuda.syncthreads()
+        mbarrier_wait(store_smem.full[0], 0)
+        for row in range(32):
+            tile[row, column] = float32(tile[row, column]) * float32(2)
+        if without != "proxy fence":
+            ptx.fence_proxy_async_shared_cta()
+        if without != "barrier":
+            cuda.syncthreads()
+        if column == 0:
+            ptx.cp_async_bulk_tensor_2d_global_shared(target, 0, 0, tile)
+            ptx.cp_async_bulk_commit_group()
+            if without != "wait_group":
+                ptx.cp_async_bulk_wait_group(0)
+
+    return scaled_
+
+
+@pytest.mark.parametrize(
+    "without, wanted",
+    [
+        ("", []),
+        ("init fence", ["mbarrier-init-not-fenced"]),
+        ("proxy fence", ["missing-proxy-fence"]),
+        ("barrier", ["copy-before-writers-done"]),
+        ("wait_group", ["exit-with-copies-in-flight"]),
+    ],
+)
+def test_right_numbers_and_a_warning(rng, without, wanted):
+    """As docs/writing_a_kernel.md has it."""
+    x = rng.standard_normal((32, 64)).astype(np.float16)
+    y = np.empty_like(x)
+    maps = TensorMap(x, store_smem.tile), TensorMap(y, store_smem.tile)
+    with use_backend("sim"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scaled(without)[1](*maps)
+    np.testing.assert_array_equal(y, 2 * x)
+    assert [w.category for w in caught] == [HazardWarning] * len(wanted)
+    for warning, name in zip(caught, wanted, strict=True):
+        assert f": {name}: " in str(warning.message)
+    if wanted:
+        with use_backend("sim"), warnings.catch_warnings(), pytest.raises(HazardWarning, match=wanted[0]):
+            warnings.simplefilter("error", HazardWarning)
+            scaled(without)[1](*maps)
