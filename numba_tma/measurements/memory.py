@@ -42,20 +42,20 @@ REPEATS = 9
 # What is measured for rows that a block holds, and for longer ones.
 SHORT = (
     ("registers", {}),
-    ("registers", {"evict": True}),
+    ("registers", {"keep": True}),
     ("bulk", {}),
-    ("bulk", {"evict": True}),
-    ("cluster", {"parts": 1, "evict": True}),
-    ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "evict": True}),
+    ("bulk", {"keep": True}),
+    ("cluster", {"parts": 1, "keep": True}),
+    ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "keep": True}),
 )
 LONG = (
     ("cluster", {}),
     ("cluster", {"threads": 256, "vectors": 4}),
-    ("cluster", {"evict": True}),
+    ("cluster", {"keep": True}),
     ("ring", {}),
     ("grid", {}),
-    ("grid", {"evict": True}),
-    ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "evict": True}),
+    ("grid", {"keep": True}),
+    ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "keep": True}),
 )
 
 

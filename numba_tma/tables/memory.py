@@ -48,6 +48,15 @@ def steps(records: Iterable[Record], columns: int, dtype: str) -> str:
     return markdown(rows, ["", "softmax, GB/s", "rmsnorm"])
 
 
+def trials(records: Iterable[Record], operation: str, columns: int, dtype: str) -> str:
+    """All that was measured of one operation, length and type beside each other, as shares of the driver's copy too."""
+    wanted = (operation, columns, dtype)
+    found = next(r["gb_per_s"] for r in records if (r["operation"], r["columns"], r["dtype"]) == wanted)
+    names = sorted(found, key=found.__getitem__, reverse=True)
+    rows = [[f"`{name}`", f"{found[name]:,.0f}", f"{found[name] / found[COPY]:.1%}"] for name in names]
+    return markdown(rows, ["", "GB/s", "of device copy"])
+
+
 def copy_types(records: Iterable[Record]) -> str:
     """Each variant of copy on 1 GiB of each type, as a share of the driver's copy in the same loop."""
     rows, names = [], []
@@ -68,5 +77,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "rmsnorm rates": _of("rmsnorm"),
     "rows 4096": lambda results: steps(_load(results)["rows"], 4096, "float32"),
     "rows 262144": lambda results: steps(_load(results)["rows"], 262144, "float32"),
+    "row trials softmax": lambda results: trials(_load(results)["row_trials"], "softmax", 262144, "float32"),
+    "row trials rmsnorm": lambda results: trials(_load(results)["row_trials"], "rmsnorm", 4096, "float32"),
     "copy types": lambda results: copy_types(_load(results, COPIES)["copy_types"]),
 }

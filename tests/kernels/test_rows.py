@@ -81,7 +81,7 @@ def test_clusters_with_blocks_that_have_nothing(cluster, columns, rng, in_simula
 @pytest.mark.parametrize("variant", ["online", "registers", "bulk", "cluster", "grid"])
 def test_cache_hints_change_no_result(variant, rng, in_simulator):
     x = rng.standard_normal((3, 264), np.float32)
-    np.testing.assert_allclose(softmaxed(x, variant, evict=True), softmax.reference(x), rtol=1e-5)
+    np.testing.assert_allclose(softmaxed(x, variant, keep=True), softmax.reference(x), rtol=1e-5)
 
 
 def test_a_row_taken_twice_from_shared_memory(rng, in_simulator):

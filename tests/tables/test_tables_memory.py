@@ -35,6 +35,15 @@ def test_steps_of_one_length():
     ]
 
 
+def test_trials_of_one_operation():
+    assert cells(tables_memory.trials(RECORDS, "rmsnorm", 4096, "float32")) == [
+        ["`bulk`", "4,500", "112.5%"],
+        ["`driver's copy`", "4,000", "100.0%"],
+        ["`ring`", "3,900", "97.5%"],
+        ["`torch`", "2,000", "50.0%"],
+    ]
+
+
 def test_copies_by_type():
     records = [{"dtype": "int8", "gb_per_s": {"driver": 4000.0, "plain": 1000.0, "bulk": 3960.0}}]
     assert cells(tables_memory.copy_types(records)) == [["int8", "4,000", "25.0%", "99.0%"]]

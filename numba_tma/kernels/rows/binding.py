@@ -26,12 +26,12 @@ VECTOR = 16
 
 OPTIONS = {
     "plain": ("threads",),
-    "online": ("threads", "vectors", "min_blocks", "evict"),
-    "registers": ("threads", "min_blocks", "evict"),
-    "bulk": ("threads", "min_blocks", "evict"),
-    "cluster": ("parts", "threads", "vectors", "min_blocks", "evict"),
+    "online": ("threads", "vectors", "min_blocks", "keep"),
+    "registers": ("threads", "min_blocks", "keep"),
+    "bulk": ("threads", "min_blocks", "keep"),
+    "cluster": ("parts", "threads", "vectors", "min_blocks", "keep"),
     "ring": ("threads", "min_blocks", "cluster", "stages", "clusters"),
-    "grid": ("parts", "threads", "vectors", "min_blocks", "evict"),
+    "grid": ("parts", "threads", "vectors", "min_blocks", "keep"),
 }
 
 
@@ -96,7 +96,7 @@ def bind_online(operation: str) -> Callable[..., Callable[[], Any]]:
         threads: int | None = None,
         vectors: int = 4,
         min_blocks: int = 1,
-        evict: bool = False,
+        keep: bool = False,
         stream: object = None,
     ) -> Callable[[], Any]:
         o = operands(given, epsilon)
@@ -109,7 +109,7 @@ def bind_online(operation: str) -> Callable[..., Callable[[], Any]]:
             vectors,
             held=False,
             min_blocks=min_blocks,
-            evict=evict,
+            keep=keep,
             single=not o.aligned,
         )
         return kernel[o.rows, None, stream].bind(*o.arguments)
@@ -126,7 +126,7 @@ def bind_held(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
         epsilon: float = 0.0,
         threads: int | None = None,
         min_blocks: int = 1,
-        evict: bool = False,
+        keep: bool = False,
         stream: object = None,
     ) -> Callable[[], Any]:
         o = operands(given, epsilon)
@@ -134,7 +134,7 @@ def bind_held(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
         s = split(o.vectors, o.itemsize, 1, threads)
         part_bytes = 0 if variant == "registers" else s.passes * s.threads * VECTOR
         kernel = make_row(
-            operation, o.dtype, s.threads, s.passes, part_bytes=part_bytes, min_blocks=min_blocks, evict=evict
+            operation, o.dtype, s.threads, s.passes, part_bytes=part_bytes, min_blocks=min_blocks, keep=keep
         )
         return kernel[o.rows, None, stream].bind(*o.arguments)
 
@@ -155,7 +155,7 @@ def bind_parts(operation: str, variant: str) -> Callable[..., Callable[[], Any]]
         threads: int = 512,
         vectors: int = 2,
         min_blocks: int = 3,
-        evict: bool = False,
+        keep: bool = False,
         stream: object = None,
     ) -> Callable[[], Any]:
         o = operands(given, epsilon)
@@ -168,7 +168,7 @@ def bind_parts(operation: str, variant: str) -> Callable[..., Callable[[], Any]]
                 f"rows of {o.vectors * VECTOR:,} B in {parts} parts of {part_bytes:,} B: a block has room for "
                 f"{MAX_PART_BYTES:,} B, a cluster has at most {MAX_CLUSTER} blocks; take more parts of variant 'grid'"
             )
-        options = {"held": False, "part_bytes": part_bytes, "min_blocks": min_blocks, "evict": evict}
+        options = {"held": False, "part_bytes": part_bytes, "min_blocks": min_blocks, "keep": keep}
         if variant == "cluster":
             kernel = make_row(operation, o.dtype, threads, vectors, cluster=parts, **options)
             return kernel[o.rows * parts, None, stream].bind(*o.arguments)
@@ -255,7 +255,7 @@ def bind(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
 def choose(o: Operands) -> tuple[str, dict[str, Any]]:
     """The variant for these arrays where none is asked for, and its options: what was fastest on an H200.
 
-    RMSNorm of long bfloat16 rows was not measured in all of them, and is taken as that of float32.
+    RMSNorm of long bfloat16 rows was measured in some of them only, and is taken as that of float32.
     """
     nbytes = o.vectors * VECTOR
     parts = _parts(o.vectors, "grid")
@@ -263,13 +263,14 @@ def choose(o: Operands) -> tuple[str, dict[str, Any]]:
     if not o.aligned or parts > MULTIPROCESSORS:
         return "online", {}
     if nbytes <= PART_BYTES // 4:
-        return "bulk", {}
+        # Lines that stay in L2 help rows of 16 KB, and not those of 8.
+        return ("registers", {"keep": True}) if weighted and not half and nbytes > PART_BYTES // 8 else ("bulk", {})
     if parts == 1 and half:
         if not weighted and nbytes <= PART_BYTES // 2:
             return "registers", {}
         return "cluster", {"parts": 1}
     if parts == 1:
-        return ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "evict": True}) if weighted else ("bulk", {})
+        return ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "keep": True}) if weighted else ("bulk", {})
     if parts > MAX_CLUSTER or (weighted and parts >= 4):
         return "grid", {}
     return "cluster", {} if half else {"threads": 256, "vectors": 4}

@@ -59,7 +59,7 @@ def make_row(
     part_bytes: int = 0,
     cluster: int = 1,
     grid: bool = False,
-    evict: bool = False,
+    keep: bool = False,
     min_blocks: int = 1,
     single: bool = False,
 ) -> Kernel:
@@ -74,8 +74,8 @@ def make_row(
         part_bytes: shared memory for a block's part of the row; with 0 it is taken from global memory.
         cluster: blocks that share a row, up to 16.
         grid: any number of blocks share a row and meet in global memory; the kernel has three arguments more.
-        evict: tell the L2 cache to let lines of x go first when they are read for the last time, which leaves more
-            of it to what is written, and last when they will be read again.
+        keep: tell the L2 cache to let lines of x go last when they are read for the first time (evict_last), and
+            first when they are for the second (evict_first).
         min_blocks: blocks that an SM is to hold.
         single: single elements from global memory instead of vectors: rows may start anywhere and have any strides.
     """
@@ -105,20 +105,20 @@ def make_row(
             ptx.mbarrier_arrive_expect_tx(bar, uint32(own * uint32(16)))
             nbytes = uint32(own * uint32(16))
             if own > 0:
-                if evict:
-                    policy = ptx.createpolicy_fractional_l2_evict_first(1.0)
+                if keep:
+                    policy = ptx.createpolicy_fractional_l2_evict_last(1.0)
                     ptx.cp_async_bulk_shared_global_l2_hint(smem.part[0], source, nbytes, bar, policy)
                 else:
                     ptx.cp_async_bulk_shared_global(smem.part[0], source, nbytes, bar)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_vector(values, base, x, row, source, index, last):
+    def load_vector(values, base, x, row, source, index, again):
         if by_engine:
             access.load_shared(values, base, smem.part[0].address_of(uint32(index * uint32(16))))
         elif single:
             values[base] = float32(x[row, index])
-        elif evict:
-            if last:
+        elif keep:
+            if again:
                 policy = ptx.createpolicy_fractional_l2_evict_first(1.0)
             else:
                 policy = ptx.createpolicy_fractional_l2_evict_last(1.0)
@@ -127,12 +127,12 @@ def make_row(
             access.load_global(values, base, source + uint64(index) * uint64(16))
 
     @cuda.jit(device=True, forceinline=True)
-    def load(values, x, row, source, index, own, last):
+    def load(values, x, row, source, index, own, again):
         for i in range(vectors):
             unroll()
             vector = uint32(index + uint32(i * threads))
             if vector < own:
-                load_vector(values, i * width, x, row, source, vector, last)
+                load_vector(values, i * width, x, row, source, vector, again)
             else:
                 for j in range(width):
                     unroll()
@@ -193,7 +193,7 @@ def make_row(
             mbarrier_wait(smem.full[0], 0)
 
         # One number or two for what each thread has …
-        load(values, x, row, source, thread, own, held)
+        load(values, x, row, source, thread, own, False)
         own_a, own_b = op.partial(values)
         if not held:
             index = uint32(thread + ahead)
