@@ -74,6 +74,19 @@ def check_written(caller: str, views: Mapping[str, ArrayView], *written: str) ->
                 )
 
 
+def in_vectors(view: ArrayView) -> bool:
+    """Whether 16-byte accesses and bulk copies can take it row by row.
+
+    The last dimension must be contiguous and whole multiples of 16 bytes long, and begin on such everywhere. The stride
+    of a dimension of one element means nothing.
+    """
+    *steps, inner = view.strides
+    *counts, columns = view.shape
+    contiguous = inner == view.dtype.itemsize or columns < 2
+    begins = all(step % 16 == 0 for step, count in zip(steps, counts, strict=True) if count > 1)
+    return contiguous and columns * view.dtype.itemsize % 16 == 0 and view.pointer % 16 == 0 and begins
+
+
 def seen(array: Any, shape: tuple[int, ...] | None = None, strides: tuple[int, ...] | None = None) -> Any:
     """An array's memory, under another shape if one is given; of a GPU's the address alone."""
     view = arrays.view(array)

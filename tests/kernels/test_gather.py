@@ -49,6 +49,47 @@ def test_a_convolution_of_lists_is_one_of_tuples():
     assert hash(Convolution([1, 3])) == hash(Convolution((1, 3)))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "depth", "dtype", "variant"),
+    [
+        (4, 16, "f2", "tensor"),
+        (4, 12, "f2", "plain"),
+        (300, 8, "f2", "vector"),
+        (4, 264, "f4", "vector"),
+        (227, 256, "f4", "vector"),  # a block has not room for the barrier too
+        (4, 16, "?", "vector"),
+    ],
+)
+def test_pages_of_any_form(tokens, depth, dtype, variant, rng, chosen, in_simulator):
+    cache = rng.integers(0, 2, (3, tokens, 2, depth)).astype(dtype)
+    table = np.array([[2, -1], [0, 1]], np.int32)
+    out = np.ones((2, 2, 2 * tokens, depth), dtype)
+    paged.paged(cache, table, out)
+    np.testing.assert_array_equal(out, paged.reference(cache, table))
+    assert chosen == [variant]
+
+
+@pytest.mark.parametrize(
+    ("channels", "convolution", "variant"),
+    [
+        (8, Convolution(), "im2col"),
+        (5, Convolution(), "plain"),
+        (8, Convolution(stride=(9, 1)), "vector"),
+        (8, Convolution(dilation=(130, 1), padding=(130, 1)), "vector"),
+    ],
+)
+def test_patches_of_any_form(channels, convolution, variant, rng, chosen, in_simulator):
+    x = rng.integers(0, 9, (1, 10, 7, channels)).astype(np.float16)
+    p, q = convolution.outputs(10, 7)
+    out = np.full((p * q, 9 * channels), np.nan, np.float16)
+    patches.patches(x, out, convolution=convolution)
+    np.testing.assert_array_equal(out, patches.reference(x, convolution))
+    wide = np.full((p * q, 18 * channels), np.nan, np.float16)
+    patches.patches(x, wide[:, ::2], convolution=convolution)
+    np.testing.assert_array_equal(wide[:, ::2], out)
+    assert chosen == [variant, "plain"]
+
+
 def test_nothing_to_gather(in_simulator):
     patches.patches(np.zeros((0, 4, 4, 8), np.float32), np.zeros((0, 72), np.float32))
     paged.paged(np.zeros((2, 4, 2, 8), np.float16), np.zeros((0, 3), np.int32), np.zeros((0, 2, 12, 8), np.float16))
@@ -79,7 +120,11 @@ def test_wrong_arguments_are_named(in_simulator):
         (lambda: paged.paged(wide[..., ::2], table, pages, variant="vector"), ValueError, "contiguous rows"),
         (lambda: paged.paged(cache, table, wide_pages[..., ::2], variant="vector"), ValueError, "contiguous rows"),
         (lambda: paged.paged(cache, table, pages, heads=33), ValueError, "heads 33: 1 to 32"),
-        (lambda: patches.patches(x, wide_out[:, ::2]), ValueError, r"out has strides \(576, 8\) B; .* contiguous rows"),
+        (
+            lambda: patches.patches(x, wide_out[:, ::2], variant="im2col"),
+            ValueError,
+            r"out has strides \(576, 8\) B; .* contiguous rows",
+        ),
         (lambda: patches.patches(x, wide_out[:, ::2], variant="window"), ValueError, "or take variant 'plain'"),
         (lambda: patches.patches(x, out, variant="window", tile=8), ValueError, "tile 8 of variant 'window': a tuple"),
         (lambda: Convolution(filter=(0, 3)), ValueError, r"filter \(0, 3\); two integers of 1 or more"),

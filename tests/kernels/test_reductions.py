@@ -50,6 +50,48 @@ def test_scatter_add_of_rows_of_any_length(rng, in_simulator):
         scatter_add.scatter_add(x, index, out, variant="bulk")
 
 
+def test_histograms_of_any_layout(rng, chosen, in_simulator):
+    x, wide = rng.integers(0, 256, 2001).astype(np.uint8), np.zeros((1, 513), np.uint32)
+    large = rng.integers(0, 9000, 501).astype(np.uint16)
+    cases = (
+        (x, wide[:, :256], "bulk"),
+        (x[1:], wide[:, :256], "shared"),
+        (x, wide[:, 1:257], "vector"),
+        (x, wide[:, ::2], "vector"),
+        (x, wide[:, :10], "vector"),
+        (large[1:], np.zeros((1, 9000), np.uint32), "plain"),
+    )
+    for values, out, _ in cases:
+        histogram.histogram(values, out)
+        np.testing.assert_array_equal(out, histogram.reference(values, out.shape[1]))
+    assert chosen == [variant for *_, variant in cases]
+
+
+def test_column_sums_of_any_layout(rng, chosen, in_simulator):
+    x, out = rng.standard_normal((40, 33), np.float32), np.empty((1, 33), np.float32)
+    for of_x in (x[:, :32].copy(), x[:1, :32], x, x[:, 1:], x[:, ::2], x.T):
+        sums = out[:, : of_x.shape[1]] if of_x.shape[1] <= 33 else np.empty((1, of_x.shape[1]), np.float32)
+        column_sums.column_sums(of_x, sums)
+        np.testing.assert_allclose(sums[0], of_x.astype(np.float64).sum(axis=0), atol=1e-4)
+    assert chosen == ["bulk", "bulk", *["strips"] * 4]
+
+
+def test_scatter_add_of_any_layout(rng, chosen, in_simulator):
+    x, index = rng.integers(-4, 5, (20, 41)).astype(np.float32), rng.integers(0, 3, 20).astype(np.int32)
+    for of_x in (x[:, :40].copy(), x, x[:, ::2], x.astype(np.int32)):
+        out = np.empty((3, of_x.shape[1]), of_x.dtype)
+        scatter_add.scatter_add(of_x, index, out, zeros=True)
+        np.testing.assert_array_equal(out, scatter_add.reference(of_x, index, 3))
+    halves, sums = pitched((20, 41), np.float16), pitched((3, 41), np.float16)
+    halves[...] = x
+    with pytest.warns(UserWarning):  # what it adds to the padding are zeros
+        scatter_add.scatter_add(halves, index, sums, zeros=True)
+    np.testing.assert_array_equal(sums.astype(np.float64), scatter_add.reference(x, index, 3))
+    assert chosen == ["bulk", "plain", "plain", "plain", "tensor"]
+    with pytest.raises(ValueError, match="row stride 82 B is not a multiple of 16 B; pad the last dimension"):
+        scatter_add.scatter_add(x.astype(np.float16), index, sums)
+
+
 @pytest.mark.parametrize("variant", names(histogram))
 def test_histograms_of_one_value_and_of_none(variant, in_simulator):
     out = np.empty((1, 256), np.uint32)
@@ -98,14 +140,24 @@ def test_wrong_arguments_are_named(in_simulator):
         ),
         (lambda: histogram.histogram(x[0], counts), ValueError, "contiguous numbers of uint8 or uint16"),
         (
-            lambda: histogram.histogram(np.zeros(64, np.uint8)[1:], counts),
+            lambda: histogram.histogram(np.zeros(64, np.uint8)[1:], counts, variant="vector"),
             ValueError,
-            "both must be multiples of 16 B",
+            r"histogram\.vector: x at 0x\w+; it must be a multiple of 16 B: copy it, or take variant='shared'",
         ),
         (
-            lambda: histogram.histogram(np.zeros(64, np.uint8), np.zeros((1, 10), np.uint32)),
+            lambda: histogram.histogram(few, np.zeros((1, 10), np.uint32), variant="bulk"),
             ValueError,
-            "10 bins; a multiple of 4 up to 8192",
+            "10 bins; the copy engine adds multiples of 4: take variant='vector'",
+        ),
+        (
+            lambda: histogram.histogram(few, np.zeros((1, 257), np.uint32)[:, 1:], variant="bulk"),
+            ValueError,
+            "out at 0x",
+        ),
+        (
+            lambda: histogram.histogram(few, np.zeros((1, 8196), np.uint32), variant="shared"),
+            ValueError,
+            "8196 bins; a block's own counts are at most 8192: take variant='plain'",
         ),
         (lambda: histogram.histogram(np.zeros(64, np.uint8), counts, stages=2, variant="plain"), TypeError, "stages"),
         (lambda: column_sums.column_sums(x, out), ValueError, r"float32 \(1, 8\) expected"),
@@ -115,7 +167,7 @@ def test_wrong_arguments_are_named(in_simulator):
         (lambda: column_sums.column_sums(x, row, strip=0), ValueError, "strip 0 of variant 'bulk'"),
         (lambda: histogram.histogram(counts[0].view(np.uint8), counts, threads=8), ValueError, "share memory"),
         (lambda: histogram.histogram(few, counts, threads=8), ValueError, "threads 8: whole warps"),
-        (lambda: histogram.histogram(few, wide[:, ::2]), ValueError, "out's counts lie 8 B apart"),
+        (lambda: histogram.histogram(few, wide[:, ::2], variant="bulk"), ValueError, "out's counts lie 8 B apart"),
         (lambda: scatter_add.scatter_add(x, index, out, rows=33), ValueError, "rows 33: 1 to 32 expected"),
         (lambda: scatter_add.scatter_add(x, index, out, variant="tensor", rows=64), ValueError, "rows 64: 1 to 32"),
         (

@@ -25,11 +25,12 @@ from numba import cuda
 from numba.cuda.types import int32, uint32, uint64
 
 from ... import arrays, dtypes, ptx
+from ...arrays import ArrayView
 from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait
-from ...shared import Barriers, Shared, Tiles
-from ...tensor_map import TensorMap
-from ..calls import check_extents, check_written, viewed
+from ...shared import Barriers, Shared, SharedMemoryError, Tiles
+from ...tensor_map import TensorMap, TensorMapError
+from ..calls import check_extents, check_written, in_vectors, viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 
@@ -127,9 +128,7 @@ def _bind_vector(given: Mapping[str, Any], *, threads: int = 256, stream: object
     as_bytes = {}
     for name in ("cache", "out"):
         v = arrays.view(given[name])
-        contiguous = v.strides[-1] == v.dtype.itemsize or v.shape[-1] == 1
-        whole = v.shape[-1] * v.dtype.itemsize % 16 == 0
-        if not contiguous or not whole or v.pointer % 16 or any(s % 16 for s in v.strides[:-1]):
+        if not in_vectors(v):
             raise ValueError(
                 f"paged.vector: {name} has rows of {v.shape[-1]} × {v.dtype} and strides {v.strides} B at "
                 f"{v.pointer:#x}; contiguous rows of multiples of 16 B expected: pad the depth, or take variant 'plain'"
@@ -143,19 +142,43 @@ def _bind_vector(given: Mapping[str, Any], *, threads: int = 256, stream: object
 def _bind_tensor(given: Mapping[str, Any], *, heads: int | None = None, stream: object = None) -> Callable[[], Any]:
     cache, table = arrays.view(given["cache"]), arrays.view(given["table"])
     _, tokens, all_heads, depth = cache.shape
-    nbytes = tokens * depth * cache.dtype.itemsize
-    heads = heads or max(1, min(32, all_heads, BLOCK_BYTES // nbytes))
-    cache_map = TensorMap(given["cache"], (1, tokens, 1, depth), l2_promotion=L2_PROMOTION, store=False)
-    out_map = TensorMap(given["out"], (1, 1, tokens, depth))
+    heads = heads or _heads(cache)
+    cache_map, out_map = _maps(given)
     kernel = make_tensor(tokens, depth, heads, cache.dtype.name)
     grid = (table.shape[1], table.shape[0], -(-all_heads // heads))
     return kernel[grid, None, stream].bind(cache_map, given["table"], out_map, np.uint32(all_heads))
 
 
+def _heads(cache: ArrayView) -> int:
+    """Of a block, so that it has `BLOCK_BYTES` under way."""
+    _, tokens, heads, depth = cache.shape
+    return max(1, min(32, heads, BLOCK_BYTES // (tokens * depth * cache.dtype.itemsize)))
+
+
+def _maps(given: Mapping[str, Any]) -> tuple[TensorMap, TensorMap]:
+    """Of cache and of out, in boxes of a page's tokens of one head."""
+    _, tokens, _, depth = arrays.view(given["cache"]).shape
+    cache_map = TensorMap(given["cache"], (1, tokens, 1, depth), l2_promotion=L2_PROMOTION, store=False)
+    return cache_map, TensorMap(given["out"], (1, 1, tokens, depth))
+
+
+def _choose(given: Mapping[str, Any]) -> str:
+    """The fastest variant that the arrays allow."""
+    cache, out = arrays.view(given["cache"]), arrays.view(given["out"])
+    if not in_vectors(cache) or not in_vectors(out):
+        return "plain"
+    try:
+        _maps(given)
+        make_tensor(cache.shape[1], cache.shape[3], _heads(cache), cache.dtype.name)
+    except (TensorMapError, SharedMemoryError, TypeError):  # pages larger than a box or a block has room for, types
+        return "vector"
+    return "tensor"
+
+
 OPTIONS = {"plain": ("threads",), "vector": ("threads",), "tensor": ("heads",)}
 
 
-def paged(cache: Any, table: Any, out: Any, *, variant: str = "tensor", **options: Any) -> None:
+def paged(cache: Any, table: Any, out: Any, *, variant: str | None = None, **options: Any) -> None:
     """Put the pages of each sequence in order, and heads in rows of their own.
 
     Args:
@@ -163,7 +186,7 @@ def paged(cache: Any, table: Any, out: Any, *, variant: str = "tensor", **option
             that the copy engine has; for all but `plain` rows of multiples of 16 bytes.
         table: int32 (sequences, places): pages; -1, or any other number that is none of the cache's, for zeros.
         out: (sequences, heads, places · tokens, depth) of cache's dtype, written.
-        variant: plain, vector or tensor.
+        variant: plain, vector or tensor; by default the last of them that the arrays allow.
         options: tuning parameters of the variant, and `stream`.
 
     Raises:
@@ -186,10 +209,12 @@ def paged(cache: Any, table: Any, out: Any, *, variant: str = "tensor", **option
         )
     check_extents("paged", views)
     check_written("paged", views, "out")
+    given = {"cache": cache, "table": table, "out": out}
+    variant = variant or (_choose(given) if views["out"].size else "tensor")
     chosen = PROBLEM.variant(variant)
     check_options("paged", chosen, options, OPTIONS[variant])
     if views["out"].size:
-        chosen.bind({"cache": cache, "table": table, "out": out}, **options)()
+        chosen.bind(given, **options)()
 
 
 def reference(cache: np.ndarray, table: np.ndarray) -> np.ndarray:

@@ -30,12 +30,13 @@ from ...im2col import Im2colMap, corners
 from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Shared, Tiles
-from ...tensor_map import TensorMap
-from ..calls import MAX_EXTENT, check_extents, check_written, viewed
+from ...tensor_map import TensorMap, TensorMapError
+from ..calls import MAX_EXTENT, check_extents, check_written, in_vectors, viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 
 L2_PROMOTION = "128B"  # as wide as a tile's channels: what is fetched beside them is another tile's
+PIXELS = 64  # of a tile of the im2col mode
 MAX_STAGES = 9  # taps under way in a block, a thread for each
 
 
@@ -309,12 +310,10 @@ def _bind_vector(
 def _need_vectors(given: Mapping[str, Any]) -> None:
     for name in ("x", "out"):
         v = arrays.view(given[name])
-        nbytes = v.shape[-1] * v.dtype.itemsize
-        contiguous = v.strides[-1] == v.dtype.itemsize or v.shape[-1] == 1
-        if nbytes % 16 or v.pointer % 16 or any(stride % 16 for stride in v.strides[:-1]) or not contiguous:
+        if not in_vectors(v):
             raise ValueError(
-                f"patches.vector: {name} has {nbytes} B in its last dimension and strides {v.strides} B; all must be "
-                f"multiples of 16 B: pad the channels, or take variant 'plain'"
+                f"patches.vector: {name} has {v.shape[-1] * v.dtype.itemsize} B in its last dimension and strides "
+                f"{v.strides} B; all must be multiples of 16 B: pad the channels, or take variant 'plain'"
             )
 
 
@@ -367,16 +366,26 @@ def _bind_im2col(
     given: Mapping[str, Any],
     *,
     convolution: Convolution,
-    pixels: int = 64,
+    pixels: int = PIXELS,
     channels: int | None = None,
     stream: object = None,
 ) -> Callable[[], Any]:
     s = _shapes(given, convolution)
     channels = s.channel_tile(channels)
+    x_map, out_map = _im2col_maps(given, s, convolution, (pixels, channels))
+    kernel = make_im2col(convolution, (pixels, channels), s.dtype)
+    grid = (-(-s.pixels // pixels), -(-s.channels // channels))
+    return kernel[grid, None, stream].bind(x_map, out_map, *_numbers(s))
+
+
+def _im2col_maps(
+    given: Mapping[str, Any], s: _Shapes, convolution: Convolution, tile: tuple[int, int]
+) -> tuple[Im2colMap, TensorMap]:
+    """Of x and of out, in tiles of (pixels, channels)."""
     lower, upper = corners(convolution.filter, convolution.padding, convolution.dilation)
     x_map = Im2colMap(
         given["x"],
-        (pixels, channels),
+        tile,
         lower=lower,
         upper=upper,
         strides=convolution.stride,
@@ -385,10 +394,20 @@ def _bind_im2col(
     out = _rows_of(given["out"])
     shape = (s.pixels, convolution.taps, s.channels)
     strides = (out.strides[0], s.channels * s.itemsize, s.itemsize)
-    out_map = TensorMap(arrays.reinterpret(given["out"], out.dtype, shape, strides), (pixels, 1, channels))
-    kernel = make_im2col(convolution, (pixels, channels), s.dtype)
-    grid = (-(-s.pixels // pixels), -(-s.channels // channels))
-    return kernel[grid, None, stream].bind(x_map, out_map, *_numbers(s))
+    pixels, channels = tile
+    return x_map, TensorMap(arrays.reinterpret(given["out"], out.dtype, shape, strides), (pixels, 1, channels))
+
+
+def _choose(given: Mapping[str, Any], convolution: Convolution) -> str:
+    """The variant for these arrays."""
+    if not all(in_vectors(arrays.view(given[name])) for name in ("x", "out")):
+        return "plain"
+    s = _shapes(given, convolution)
+    try:
+        _im2col_maps(given, s, convolution, (PIXELS, s.channel_tile(None)))
+    except (TensorMapError, TypeError):  # a stride above 8, a filter that reaches far, an unknown type, …
+        return "vector"
+    return "im2col"
 
 
 OPTIONS = {
@@ -400,15 +419,17 @@ OPTIONS = {
 
 
 def patches(
-    x: Any, out: Any, *, convolution: Convolution | None = None, variant: str = "im2col", **options: Any
+    x: Any, out: Any, *, convolution: Convolution | None = None, variant: str | None = None, **options: Any
 ) -> None:
     """Gather the input pixels of each output pixel of a convolution.
 
     Args:
-        x: (images, height, width, channels), of any type that the copy engine has.
+        x: (images, height, width, channels), of any strides. `window` and `im2col` take the types that the copy engine
+            has.
         out: (images · P · Q, taps · channels) of x's dtype, written; P and Q are `convolution.outputs(height, width)`.
         convolution: filter, padding, stride and dilation; by default 3 × 3 with a padding of 1.
-        variant: plain, vector, window or im2col. All but `plain` need channels of multiples of 16 bytes.
+        variant: plain, vector, window or im2col. All but `plain` need channels of multiples of 16 bytes. By default
+            im2col, where the arrays and the convolution allow it; else vector, or plain.
         options: tuning parameters of the variant, and `stream`.
 
     Raises:
@@ -431,10 +452,12 @@ def patches(
     if max(padded) > MAX_EXTENT:
         raise ValueError(f"patches: images of {padded} with their padding; extents end at {MAX_EXTENT:,}")
     check_written("patches", views, "out")
+    given = {"x": x, "out": out}
+    variant = variant or (_choose(given, convolution) if rows.size else "im2col")
     chosen = PROBLEM.variant(variant)
     check_options("patches", chosen, options, OPTIONS[variant])
     if rows.size:
-        chosen.bind({"x": x, "out": out}, **asdict(convolution), **options)()
+        chosen.bind(given, **asdict(convolution), **options)()
 
 
 def reference(x: np.ndarray, convolution: Convolution) -> np.ndarray:

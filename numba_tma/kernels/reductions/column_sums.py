@@ -28,7 +28,7 @@ from ... import arrays, ptx
 from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait, release_to_async, ring
 from ...shared import Barriers, Shared, Tiles
-from ..calls import check_extents, check_written, viewed
+from ..calls import check_extents, check_written, in_vectors, viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 from .zero import after_zeros
@@ -190,11 +190,9 @@ def _bind(make: Callable[..., Kernel], columns: Callable[[dict], int], aligned: 
 def _need_vectors(given: Mapping[str, Any]) -> None:
     for name in ("x", "out"):
         described = arrays.view(given[name])
-        rows_apart = described.strides[0] if described.shape[0] > 1 else 0
-        contiguous = described.strides[1] == 4 or described.shape[1] < 2
-        if described.shape[1] % 4 or described.pointer % 16 or rows_apart % 16 or not contiguous:
+        if not in_vectors(described):
             raise ValueError(
-                f"column_sums: {name} has rows of {described.shape[1]} float32, {rows_apart} B apart, at "
+                f"column_sums: {name} has rows of {described.shape[1]} float32 and strides {described.strides} B, at "
                 f"{described.pointer:#x}; the copy engine takes multiples of 16 B and contiguous rows: pad with zeros, "
                 f"or take variant 'strips', which takes any"
             )
@@ -208,13 +206,14 @@ OPTIONS = {
 }
 
 
-def column_sums(x: Any, out: Any, *, variant: str = "bulk", **options: Any) -> None:
+def column_sums(x: Any, out: Any, *, variant: str | None = None, **options: Any) -> None:
     """out[0, c] = sum over r of x[r, c]; in which order is not defined, but for `plain`.
 
     Args:
-        x: float32 (R, C).
+        x: float32 (R, C), of any strides.
         out: float32 (1, C), written.
-        variant: plain, strips, bulk or engine.
+        variant: plain, strips, bulk or engine; by default bulk, or strips where rows of x or out are no multiples of 16
+            bytes, or not contiguous.
         options: tuning parameters of the variant, and `stream`.
 
     Raises:
@@ -231,6 +230,7 @@ def column_sums(x: Any, out: Any, *, variant: str = "bulk", **options: Any) -> N
         raise ValueError(f"column_sums: out is {sums.dtype} {sums.shape}; float32 (1, {matrix.shape[1]}) expected")
     check_extents("column_sums", views)
     check_written("column_sums", views, "out")
+    variant = variant or ("bulk" if all(map(in_vectors, views.values())) else "strips")
     chosen = PROBLEM.variant(variant)
     check_options("column_sums", chosen, options, OPTIONS[variant])
     if matrix.size:

@@ -22,6 +22,7 @@ from numba import cuda
 from numba.cuda.types import uint32, uint64
 
 from ... import arrays, driver, ptx
+from ...arrays import ArrayView
 from ...launch import Kernel, backend, kernel
 from ...pipeline import mbarrier_wait, release_to_async, ring
 from ...shared import Barriers, Shared, Tiles
@@ -258,14 +259,14 @@ OPTIONS = {
 }
 
 
-def histogram(x: Any, out: Any, *, variant: str = "bulk", zeros: bool = True, **options: Any) -> None:
+def histogram(x: Any, out: Any, *, variant: str | None = None, zeros: bool = True, **options: Any) -> None:
     """out[0, v] = how many of the numbers in x are v.
 
     Args:
         x: N numbers of uint8 or uint16, contiguous; on a multiple of 16 bytes for `vector` and `bulk`.
-        out: uint32 (1, bins), bins a multiple of 4 up to 8192 (for `plain` any); larger values are not counted. For
-            `bulk` contiguous. Counts begin anew at 2^32.
-        variant: plain, shared, vector or bulk.
+        out: uint32 (1, bins), up to 8192 bins (for `plain` any number); larger values are not counted. For `bulk` a
+            multiple of 4 bins, contiguous and on a multiple of 16 bytes. Counts begin anew at 2^32.
+        variant: plain, shared, vector or bulk; by default the last of them that the arrays allow.
         zeros: fill `out` with zeros first; without, counts are added to it.
         options: tuning parameters of the variant, and `stream`.
 
@@ -283,25 +284,37 @@ def histogram(x: Any, out: Any, *, variant: str = "bulk", zeros: bool = True, **
     if counts.dtype != np.uint32 or len(counts.shape) != 2 or counts.shape[0] != 1 or not counts.size:
         raise ValueError(f"histogram: out is {counts.dtype} {counts.shape}; uint32 (1, bins) expected")
     check_written("histogram", views, "out")
+    variant = variant or next(name for name in _FASTEST_FIRST if _unfit(name, described, counts) is None)
     chosen = PROBLEM.variant(variant)
     check_options("histogram", chosen, options, OPTIONS[variant])
-    bins = counts.shape[1]
-    if variant != "plain" and (bins % 4 or bins > MAX_BINS):
-        raise ValueError(f"histogram.{variant}: {bins} bins; a multiple of 4 up to {MAX_BINS}, or variant='plain'")
-    if variant in ("vector", "bulk") and (described.pointer % 16 or counts.pointer % 16):
-        raise ValueError(
-            f"histogram.{variant}: x at {described.pointer:#x}, out at {counts.pointer:#x}; both must be multiples of "
-            f"16 B: copy them, or take variant='shared'"
-        )
-    if variant == "bulk" and counts.strides[1] != counts.dtype.itemsize:
-        raise ValueError(
-            f"histogram.bulk: out's counts lie {counts.strides[1]} B apart; the copy engine adds to contiguous ones: "
-            f"take variant='vector'"
-        )
+    unfit = _unfit(variant, described, counts)
+    if unfit:
+        raise ValueError(f"histogram.{variant}: {unfit}")
     if described.size:
         chosen.bind({"x": x, "out": out}, zeros=zeros, **options)()
     elif zeros:
         after_zeros(out, options.get("stream"), lambda: None)()
+
+
+_FASTEST_FIRST = ("bulk", "vector", "shared", "plain")
+
+
+def _unfit(variant: str, x: ArrayView, out: ArrayView) -> str | None:
+    """Why a variant cannot take these arrays, or None."""
+    bins = out.shape[1]
+    if variant != "plain" and bins > MAX_BINS:
+        return f"{bins} bins; a block's own counts are at most {MAX_BINS}: take variant='plain'"
+    if variant in ("vector", "bulk") and x.pointer % 16:
+        return f"x at {x.pointer:#x}; it must be a multiple of 16 B: copy it, or take variant='shared'"
+    if variant == "bulk" and bins % 4:
+        return f"{bins} bins; the copy engine adds multiples of 4: take variant='vector'"
+    if variant == "bulk" and out.pointer % 16:
+        return f"out at {out.pointer:#x}; it must be a multiple of 16 B: copy it, or take variant='vector'"
+    if variant == "bulk" and bins > 1 and out.strides[1] != out.dtype.itemsize:
+        return (
+            f"out's counts lie {out.strides[1]} B apart; the copy engine adds to contiguous ones: take variant='vector'"
+        )
+    return None
 
 
 def reference(x: np.ndarray, bins: int) -> np.ndarray:

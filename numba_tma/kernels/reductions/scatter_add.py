@@ -27,16 +27,18 @@ from numba import cuda
 from numba.cuda.types import int32, uint32, uint64
 
 from ... import arrays, dtypes, ptx
+from ...arrays import ArrayView
 from ...launch import Kernel, kernel
 from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Shared, Tiles
 from ...tensor_map import TensorMap
-from ..calls import check_extents, check_written, viewed
+from ..calls import check_extents, check_written, in_vectors, viewed
 from ..gemm.peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 from .zero import after_zeros
 
 DTYPES = ("float32", "int32", "float16", "bfloat16")
+ATOMIC_DTYPES = DTYPES[:2]  # of which a thread adds single ones
 BLOCK_BYTES = 32 * 1024  # what a block has in flight: seven such blocks fill an SM's shared memory
 BOX_COLUMNS = 256  # the widest box of a tensor map
 
@@ -219,12 +221,11 @@ def _need_vectors(given: Mapping[str, Any], variant: str) -> None:
     for name in ("x", "out"):
         described = arrays.view(given[name])
         row = described.shape[1] * described.dtype.itemsize
-        contiguous = described.strides[1] == described.dtype.itemsize or described.shape[1] < 2
-        if row % 16 or described.pointer % 16 or described.strides[0] % 16 or not contiguous:
+        if not in_vectors(described):
             raise ValueError(
                 f"scatter_add.{variant}: {name} has rows of {row} B, {described.strides[0]} B apart, at "
                 f"{described.pointer:#x}; all three must be multiples of 16 B and rows contiguous: 'tensor' takes any "
-                f"length of padded rows, 'plain' anything"
+                f"length of padded rows, 'plain' any of float32 and int32"
             )
 
 
@@ -236,14 +237,18 @@ OPTIONS = {
 }
 
 
-def scatter_add(x: Any, index: Any, out: Any, *, variant: str = "bulk", zeros: bool = False, **options: Any) -> None:
+def scatter_add(
+    x: Any, index: Any, out: Any, *, variant: str | None = None, zeros: bool = False, **options: Any
+) -> None:
     """out[index[i]] += x[i] for each row i of x; an index outside out drops its row.
 
     Args:
         x: (N, D) of float32, int32, float16 or bfloat16.
         index: N numbers of int32.
         out: (M, D) of x's dtype, added to. M may be any; all other extents are below 2^31.
-        variant: plain and vector (float32 and, plain, int32), bulk or tensor.
+        variant: plain and vector (float32 and, plain, int32), bulk or tensor. By default bulk; where rows of x or out
+            are no multiples of 16 bytes, or not contiguous, plain, and tensor for the types of 16 bits, whose rows must
+            then be padded.
         zeros: fill `out` with zeros first.
         options: tuning parameters of the variant, and `stream`.
 
@@ -265,12 +270,20 @@ def scatter_add(x: Any, index: Any, out: Any, *, variant: str = "bulk", zeros: b
         raise ValueError(f"scatter_add: index is {index_.dtype} {index_.shape}; int32 ({x_.shape[0]},) expected")
     check_extents("scatter_add", {"x": x_})
     check_written("scatter_add", views, "out")
+    variant = variant or _choose(x_, out_)
     chosen = PROBLEM.variant(variant)
     check_options("scatter_add", chosen, options, OPTIONS[variant])
     if out_.size and x_.size:
         chosen.bind({"x": x, "index": index, "out": out}, zeros=zeros, **options)()
     elif zeros and out_.size:
         after_zeros(out, options.get("stream"), lambda: None)()
+
+
+def _choose(x: ArrayView, out: ArrayView) -> str:
+    """The variant for these matrices."""
+    if in_vectors(x) and in_vectors(out):
+        return "bulk"
+    return "plain" if x.dtype.name in ATOMIC_DTYPES else "tensor"
 
 
 def reference(x: np.ndarray, index: np.ndarray, rows: int) -> np.ndarray:
@@ -332,7 +345,7 @@ PROBLEM = Problem(
     bytes_moved=_bytes,
     flops=lambda case: case.shape[0] * case.shape[1],
     variants=(
-        Variant("plain", "atomics", "an atomic addition an element", _atomic(make_plain, DTYPES[:2]), baseline=True),
+        Variant("plain", "atomics", "an atomic addition an element", _atomic(make_plain, ATOMIC_DTYPES), baseline=True),
         Variant("vector", "atomics", "four elements an access", _bind_vector),
         Variant("bulk", "TMA", "a thread a row: copied in, reduced out", _bind_bulk),
         Variant("tensor", "TMA", "the same by tensor maps: any length, bounds kept", _bind_tensor),
