@@ -166,7 +166,6 @@ def make_row(
         rank = uint32(0)
         if cluster > 1:
             rank = ptx.cluster_ctarank()
-            ptx.barrier_cluster_arrive()
         row, parts = uint32(uint32(cuda.blockIdx.x) // uint32(cluster)), uint32(parts)
         if grid:
             row, rank = ticket(state, uint32(x.shape[0]), parts, thread)
@@ -179,6 +178,8 @@ def make_row(
 
         if thread == 0:
             fetch(source, own)
+        if cluster > 1:
+            ptx.barrier_cluster_arrive_relaxed()  # this block has begun; there is nothing to release yet
         if held_weights:
             for i in range(vectors):
                 unroll()
