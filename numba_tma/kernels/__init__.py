@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from . import attention, copy, gemm, kv_stream, multicast, stencil3d, transpose
 from .gather import paged, patches
-from .problem import Case, Problem, Variant
+from .problem import Case, Problem, UnknownNameError, Variant
 from .reductions import column_sums, histogram, scatter_add
 from .rows import rmsnorm, softmax
 
@@ -34,7 +34,7 @@ def select(names: Sequence[str] | None) -> list[tuple[Problem, tuple[Variant, ..
     """Problems with their variants, all or those named 'problem' or 'problem.variant'.
 
     Raises:
-        KeyError: no such problem or variant; the message lists what there is.
+        UnknownNameError: no such problem or variant, a KeyError; the message lists what there is.
     """
     if not names:
         return [(problem, tuple(problem.variants)) for problem in PROBLEMS]
@@ -44,7 +44,7 @@ def select(names: Sequence[str] | None) -> list[tuple[Problem, tuple[Variant, ..
         problem_name, _, variant_name = name.partition(".")
         problem = by_name.get(problem_name)
         if problem is None:
-            raise KeyError(f"no problem {problem_name!r}; there are {', '.join(by_name)}")
+            raise UnknownNameError(f"no problem {problem_name!r}; there are {', '.join(by_name)}")
         wanted = [problem.variant(variant_name)] if variant_name else list(problem.variants)
         known = chosen.setdefault(problem_name, [])
         known += [variant for variant in wanted if variant not in known]

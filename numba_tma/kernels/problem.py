@@ -9,6 +9,13 @@ from typing import Any
 import numpy as np
 
 
+class UnknownNameError(KeyError):
+    """There is no problem or variant of a name. As text it is its message, which a KeyError would put in quotes."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 @dataclass(frozen=True)
 class Variant:
     """One step of a problem's ladder: the idea it adds and how to launch it.
@@ -73,12 +80,14 @@ class Problem:
         """The variant of that name.
 
         Raises:
-            KeyError: there is none; the message lists those there are.
+            UnknownNameError: there is none; the message lists those there are.
         """
         for variant in self.variants:
             if variant.name == name:
                 return variant
-        raise KeyError(f"{self.name} has no variant {name!r}; it has {', '.join(v.name for v in self.variants)}")
+        raise UnknownNameError(
+            f"{self.name} has no variant {name!r}; it has {', '.join(v.name for v in self.variants)}"
+        )
 
 
 _NO_COUNTS = ("stream", "l2_promotion", "configuration")

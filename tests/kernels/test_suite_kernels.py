@@ -711,8 +711,9 @@ def test_select():
     ]
     with pytest.raises(KeyError, match="no problem 'sort'"):
         select(["sort"])
-    with pytest.raises(KeyError, match="has no variant 'fast'"):
+    with pytest.raises(KeyError) as caught:
         select(["copy.fast"])
+    assert str(caught.value).startswith("copy has no variant 'fast'; it has plain, vector,")  # in no quotes
 
 
 @pytest.mark.gpu

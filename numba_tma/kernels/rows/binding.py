@@ -10,7 +10,7 @@ import numpy as np
 
 from ... import arrays, driver
 from ...device_array import DeviceArray
-from ..problem import Case, Variant, check_options
+from ..problem import Case, UnknownNameError, Variant, check_options
 from .operands import MULTIPROCESSORS, Operands, need_aligned, operands, resident_blocks
 from .plain import PLAIN
 from .ring import make_ring
@@ -286,7 +286,7 @@ def run(
     """
     named = {v.name: v for v in ladder}
     if variant is not None and variant not in named:
-        raise KeyError(f"{operation} has no variant {variant!r}; it has {', '.join(named)}")
+        raise UnknownNameError(f"{operation} has no variant {variant!r}; it has {', '.join(named)}")
     try:
         o = operands(given)
         if variant is None:

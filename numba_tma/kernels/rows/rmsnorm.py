@@ -7,7 +7,8 @@ The problem. For every row r of x, float32, float16 or bfloat16, and weights w f
 computed in float32. It is the softmax's problem with one number for each row instead of two, and an operand more: the
 weights, which every row needs, and which a block that stays can keep in its registers.
 
-What moves the data: loads and stores (plain, online), bulk copies by the copy engine (bulk, cluster, ring).
+What moves the data: loads and stores (plain, online, registers), bulk copies by the copy engine (bulk, cluster, ring,
+grid).
 
 Costs: 2 · rows · columns elements moved, and 4 flops for each.
 """
@@ -45,7 +46,7 @@ def rmsnorm(
             `x`.
         weight: columns numbers of that dtype.
         epsilon: what is added to the mean of the squares.
-        variant: plain, online, bulk, cluster or ring; by default one that the arrays allow.
+        variant: plain, online, registers, bulk, cluster, ring or grid; by default one that the arrays allow.
         options: tuning parameters of the variant, and `stream`.
 
     Raises:

@@ -8,7 +8,8 @@ computed in float32. Each element is needed three times (maximum, sum, result) a
 and once out: what a row's length decides is where it waits meanwhile. In registers and shared memory of one block that
 ends at 64 KB or so; beyond, a cluster of blocks holds it together.
 
-What moves the data: loads and stores (plain, online), bulk copies by the copy engine (bulk, cluster, ring).
+What moves the data: loads and stores (plain, online, registers), bulk copies by the copy engine (bulk, cluster, ring,
+grid).
 
 Costs: 2 · rows · columns elements moved, and about 5 flops, one exponential among them, for each: memory decides.
 """
@@ -43,7 +44,7 @@ def softmax(x: Any, out: Any, *, variant: str | None = None, **options: Any) -> 
     Args:
         x, out: matrices (rows, columns) of one shape and dtype, float32, float16 or bfloat16, on one device; any
             strides. The copy engine takes rows that are contiguous and start on multiples of 16 bytes.
-        variant: plain, online, bulk, cluster or ring; by default one that the arrays allow.
+        variant: plain, online, registers, bulk, cluster, ring or grid; by default one that the arrays allow.
         options: tuning parameters of the variant, and `stream`.
 
     Raises:
