@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..gemm.peers import as_torch
+from ..peers import as_torch
 from .masks import UNBOUNDED
 
 

@@ -31,7 +31,7 @@ from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Shared, SharedMemoryError, Tiles
 from ...tensor_map import TensorMap, TensorMapError
 from ..calls import check_extents, check_written, in_vectors, viewed
-from ..gemm.peers import as_torch
+from ..peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 
 BLOCK_BYTES = 32 * 1024  # under way in a block

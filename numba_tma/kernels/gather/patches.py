@@ -32,7 +32,7 @@ from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Shared, Tiles
 from ...tensor_map import TensorMap, TensorMapError
 from ..calls import MAX_EXTENT, check_extents, check_written, in_vectors, viewed
-from ..gemm.peers import as_torch
+from ..peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 
 L2_PROMOTION = "128B"  # as wide as a tile's channels: what is fetched beside them is another tile's

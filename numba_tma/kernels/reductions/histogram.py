@@ -27,7 +27,7 @@ from ...launch import Kernel, backend, kernel
 from ...pipeline import mbarrier_wait, release_to_async, ring
 from ...shared import Barriers, Shared, Tiles
 from ..calls import check_written, viewed
-from ..gemm.peers import as_torch
+from ..peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 from .zero import after_zeros
 

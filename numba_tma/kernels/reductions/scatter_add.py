@@ -33,7 +33,7 @@ from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Shared, Tiles
 from ...tensor_map import TensorMap
 from ..calls import check_extents, check_written, in_vectors, viewed
-from ..gemm.peers import as_torch
+from ..peers import as_torch
 from ..problem import Case, Problem, Variant, check_options
 from .zero import after_zeros
 

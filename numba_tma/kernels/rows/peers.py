@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..gemm.peers import as_torch
+from ..peers import as_torch
 
 Launch = Callable[[], Any]
 
