@@ -64,7 +64,10 @@ def modelled(problem: Problem, case: Case, variants: Iterable[Variant]) -> Itera
 
 
 def overlap(works: Sequence[int]) -> Iterator[Record]:
-    """The model's times of kv_stream with one buffer, with two and without copies: see `measurements.overlap`."""
+    """The model's times of kv_stream with one buffer, with two and without copies.
+
+    On a GPU `measurements.kv_stream.overlap` measures them.
+    """
     rows, columns = 8448, 16384
     arrays = {name: np.zeros((rows, columns), np.float16) for name in ("k", "v")}
     arrays["out"] = np.zeros((1, rows), np.float32)

@@ -9,10 +9,10 @@ import pytest
 from numba_tma import pitched_copy, sim
 from numba_tma.device_array import DeviceArray
 from numba_tma.kernels.gemm import binding, ladder, peers, warp_mma
-from numba_tma.kernels.gemm.figures import main_loop
 from numba_tma.kernels.gemm.ladder import gemm, reference
 from numba_tma.kernels.gemm.operands import operands
 from numba_tma.launch import recording, use_backend
+from numba_tma.measurements.gemm import main_loop
 
 pytestmark = pytest.mark.filterwarnings("error::numba_tma.launch.HazardWarning")
 

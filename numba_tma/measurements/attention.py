@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ... import driver
-from . import peers
-from .forward import attention, attention_varlen, bind_attention
-from .ladder import PROBLEM
+from .. import bench, driver
+from ..kernels.attention import peers
+from ..kernels.attention.forward import attention, attention_varlen, bind_attention
+from ..kernels.attention.ladder import PROBLEM
+from .timing import Record
 
-Record = dict[str, Any]
 TOKENS, COLUMNS = 16384, 2048  # B·S and H·D
 _SLICE = 12e-3  # seconds that a candidate runs on end
 _ROUNDS = 7
@@ -285,8 +285,6 @@ def packed() -> list[Record]:
 
 def host_overhead() -> list[Record]:
     """Host time of a call on one small sequence, back to back."""
-    from ... import bench
-
     q, k, v = _random(1, 128, 4, 64)
     o = q.clone()
     calls = {"attention, out=": lambda: attention(q, k, v, out=o), "attention": lambda: attention(q, k, v)}
@@ -296,13 +294,3 @@ def host_overhead() -> list[Record]:
         records.append({"what": name, "seconds": bench.host_overhead(call).median})
     driver.synchronize(0)
     return records
-
-
-ALL: dict[str, Callable[[], list[Record]]] = {
-    "attention_forward": forward,
-    "attention_steps": steps,
-    "attention_long": long_context,
-    "attention_errors": errors,
-    "attention_packed": packed,
-    "attention_host_overhead": host_overhead,
-}

@@ -1,15 +1,11 @@
-"""Benchmarks behind docs/softmax.md and docs/copy.md, beyond what `run_all` times: rates over row lengths and types.
-
-As in `measurements`, every function needs a GPU and returns plain records; rates are in GB/s, bytes read plus bytes
-written, of medians of candidates that run in turn in one loop.
-"""
+"""Benchmarks of softmax and rmsnorm for docs/softmax.md: rates over row lengths, in GB/s, bytes read plus written."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,26 +13,11 @@ import numpy as np
 from .. import bench, dtypes
 from ..arrays import reinterpret
 from ..device_array import DeviceArray
-from ..kernels import copy
 from ..kernels.rows import binding, peers, rmsnorm
-
-Record = dict[str, Any]
+from .timing import Record
 
 NBYTES = 1 << 30  # of a matrix
 ROW_LENGTHS = (1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18)
-COPY_TYPES = (
-    "uint8",
-    "int8",
-    "uint16",
-    "int16",
-    "float16",
-    "bfloat16",
-    "uint32",
-    "int32",
-    "float32",
-    "int64",
-    "float64",
-)
 REPEATS = 9
 
 # What is measured for rows that a block holds, and for longer ones.
@@ -102,27 +83,3 @@ def rows_of(dtype: str, records: list[Record], compile_until: float = math.inf) 
         rates = {name: 2 * NBYTES / timing.median / 1e9 for name, timing in timings.items()}
         records.append({"operation": operation, "dtype": dtype, "columns": columns, "gb_per_s": rates})
     free()
-
-
-def copy_types() -> list[Record]:
-    """1 GiB in every element type, by each variant of copy and by the driver."""
-    source = DeviceArray(np.resize(np.arange(251, dtype=np.uint8), NBYTES))
-    target = DeviceArray.empty((NBYTES,), np.uint8)
-    copy_launch, free = bench.device_copy(NBYTES)
-    records = []
-    for dtype in COPY_TYPES:
-        kind = dtypes.lookup(dtype).numpy
-        shape, strides = (NBYTES // (8192 * kind.itemsize), 8192), (8192 * kind.itemsize, kind.itemsize)
-        given: Mapping[str, Any] = {
-            "source": reinterpret(source, kind, shape, strides),
-            "target": reinterpret(target, kind, shape, strides),
-        }
-        launches = {"driver": copy_launch} | {v.name: v.bind(given) for v in copy.PROBLEM.variants}
-        timings = bench.time_launches(launches, repeats=REPEATS)
-        rates = {name: 2 * NBYTES / timing.median / 1e9 for name, timing in timings.items()}
-        records.append({"dtype": dtype, "gb_per_s": rates})
-    free()
-    return records
-
-
-ALL: dict[str, Callable[[], list[Record]]] = {"rows": rows, "copy_types": copy_types}

@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ... import bench
-from ...driver import LaunchError
-from .decoding import bind_decode
+from .. import bench
+from ..driver import LaunchError
+from ..kernels.attention.decoding import bind_decode
+from .timing import Record
 
-Record = dict[str, Any]
 _L2_BYTES = 60 << 20
 _SECONDS = 2e-3  # of a graph, about
 
@@ -172,10 +172,3 @@ def _works(launch: Callable[[int], object]) -> bool:
     except (RuntimeError, LaunchError):
         return False
     return True
-
-
-ALL: dict[str, Callable[[], list[Record]]] = {
-    "decode_read_rate": read_rate,
-    "decode_speed": speed,
-    "decode_promotion": promotion,
-}

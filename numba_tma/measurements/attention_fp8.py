@@ -1,6 +1,6 @@
 """What docs/attention_fp8.md tells of attention in 8 bits: scripts/measure.py runs these, on a GPU with PyTorch.
 
-How is said in figures.py. FlashAttention-3 has a kernel of 8 bits too, with a scale for each batch and head.
+How is said in attention.py. FlashAttention-3 has a kernel of 8 bits too, with a scale for each batch and head.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import peers
-from .figures import COLUMNS, TOKENS, Record, in_turn
-from .forward import bind_attention
-from .fp8 import CONFIGURATIONS, Quantised, bind_attend, bind_quantise
-from .fp8_quantise import CHUNK, KEY_ORDER, LARGEST
+from ..kernels.attention import peers
+from ..kernels.attention.forward import bind_attention
+from ..kernels.attention.fp8 import CONFIGURATIONS, Quantised, bind_attend, bind_quantise
+from ..kernels.attention.fp8_quantise import CHUNK, KEY_ORDER, LARGEST
+from .attention import COLUMNS, TOKENS, in_turn
+from .timing import Record
 
 OURS, OURS_16 = "numba-tma, 8 bits", "numba-tma, bfloat16"
 ONE = "numba-tma, 8 bits, one accumulator"
@@ -183,10 +184,3 @@ def configurations(cases: Sequence[tuple[int, int]] = ((128, 4096), (128, 16384)
                     record = {"head_dim": head_dim, "length": s, "causal": causal, **cut, **asked[int(i)]}
                     records.append(record | {"tflop_per_s": flops / seconds / 1e12})
     return records
-
-
-ALL: dict[str, Callable[[], list[Record]]] = {
-    "attention_fp8_forward": forward,
-    "attention_fp8_errors": errors,
-    "attention_fp8_configurations": configurations,
-}

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from ... import bench
-from ...launch import recording
-from ..problem import Case
-from . import choice, tuning
-from .choice import Shape
-from .ladder import PROBLEM
-from .matmul import matmul
-
-Record = dict[str, Any]
+from .. import bench
+from ..kernels.gemm import choice, tuning
+from ..kernels.gemm.choice import Shape
+from ..kernels.gemm.ladder import PROBLEM
+from ..kernels.gemm.matmul import matmul
+from ..kernels.problem import Case
+from ..launch import recording
+from .timing import Record
 
 _ARITHMETIC = ("HGMMA", "HMMA", "FFMA")
 _SPECIAL = ("LDGSTS", "LDSM", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "ACQBULK")

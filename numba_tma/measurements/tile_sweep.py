@@ -1,5 +1,4 @@
-"""Benchmarks of moving data: what tiles, stages and blocks do to the rate of reading memory (docs/tile_sweep.md), and
-what the GPU's counters say of banks (docs/transpose.md) and of multicast (docs/multicast.md).
+"""Benchmarks for docs/tile_sweep.md: what tiles, stages, blocks and L2's fetches do to the rate of reading memory.
 
 For the tiles the instrument is kv_stream with a producer warp and no arithmetic: copies in, and nothing else.
 """
@@ -8,22 +7,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numba import cuda
 from numba.cuda.types import uint32
 
-from .. import bench, counters, driver, launch, ptx, suite
+from .. import bench, driver, ptx, suite
 from ..arrays import reinterpret
 from ..device_array import DeviceArray
-from ..kernels import Case, copy, kv_stream, multicast, stencil3d, transpose
+from ..kernels import copy, kv_stream, multicast, stencil3d, transpose
 from ..launch import Kernel, kernel
 from ..pipeline import mbarrier_wait, ring
 from ..shared import Barriers, Shared, Tiles
 from ..tensor_map import TensorMap
-
-Record = dict[str, Any]
+from .timing import Record
 
 _ELEMENTS = 1 << 28  # of K and of V: 512 MB each, far more than the L2 cache holds
 _SHARED = 227 * 1024
@@ -96,70 +93,6 @@ def _rates(configurations: list[tuple[tuple[int, int], int, int]]) -> list[Recor
         record["residence_ns"] = record["in_flight"] * multiprocessors * timing.median / record["bytes"] * 1e9
     rate = suite.device_copy_rate()
     return [{**record, "share_of_device_copy": record["gb_per_s"] / rate} for record in records]
-
-
-# Spans of 128 bytes each way, and threads.
-_TRANSPOSE_TILES = (((1, 1), 64), ((2, 1), 128), ((1, 2), 128), ((2, 2), 256), ((2, 2), 128))
-
-
-def transpose_tiles(side: int = 16384) -> list[Record]:
-    """Each step of transpose for three element types, over tiles; PyTorch's copy of the transposed view beside them."""
-    problem = transpose.PROBLEM
-    records = []
-    for dtype in ("float32", "float16", "int8"):
-        case = Case((side, side), dtype)
-        arrays = {name: DeviceArray.empty(case.shape, np.dtype(dtype)) for name in ("source", "target")}
-        tiled = [{"tile": tile, "threads": threads} for tile, threads in _TRANSPOSE_TILES]
-        options = {"vector": tiled, "ring": tiled, "store": tiled}
-        rows = [(v, o) for v in problem.variants for o in options.get(v.name, [{}])]
-        launches = {str(number): variant.bind(arrays, **chosen) for number, (variant, chosen) in enumerate(rows)}
-        named = [(variant.name, chosen) for variant, chosen in rows]
-        peer = problem.peers["torch"](arrays)
-        if peer is not None:
-            launches[str(len(rows))] = peer
-            named.append(("torch", {}))
-        records += _timed(launches, named, {"shape": list(case.shape), "dtype": dtype}, problem.bytes_moved(case))
-    return records
-
-
-# Rows and columns of a tile, and rows of a thread.
-_STENCIL_TILES = (((16, 64), 2), ((32, 64), 4), ((16, 128), 2), ((16, 128), 4), ((32, 128), 4), ((8, 128), 1))
-
-
-def stencil3d_tiles(size: int = 512) -> list[Record]:
-    """Each step of stencil3d over tiles, stages and how far a block goes along z."""
-    problem = stencil3d.PROBLEM
-    shape = (size, size, size)
-    arrays = {name: DeviceArray.empty(shape, np.dtype(np.float32)) for name in ("source", "out")}
-    records = []
-    for points in stencil3d.POINTS:
-        rows: list[tuple[str, Record]] = [("plain", {})]
-        for tile, per_thread in _STENCIL_TILES:
-            for depth in (32, 64, 128, 256, 512):
-                chosen = {"tile": tile, "rows": per_thread, "depth": depth}
-                rows += [("shared", chosen), ("tma", chosen)]
-                rows += [(name, {**chosen, "stages": n}) for name in ("stages", "ring") for n in (2, 4, 6)]
-        launches = {
-            str(number): problem.variant(name).bind(arrays, points=points, **chosen)
-            for number, (name, chosen) in enumerate(rows)
-        }
-        case = Case(shape, "float32", {"points": points})
-        records += _timed(launches, rows, {"shape": list(shape), "points": points}, problem.bytes_moved(case))
-    return records
-
-
-def _timed(
-    launches: dict[str, Callable[[], object]], rows: list[tuple[str, Record]], common: Record, nbytes: int
-) -> list[Record]:
-    """A record for each launch: what it is, its time and rate, and the share of the driver's copy."""
-    timings = bench.time_launches(launches, repeats=7, warm_up=1)
-    rate = suite.device_copy_rate()
-    records = []
-    for (name, options), timing in zip(rows, timings.values(), strict=True):
-        gb_per_s = nbytes / timing.median / 1e9
-        record = {"variant": name, **common, "options": options, "seconds": timing.median}
-        records.append({**record, "gb_per_s": gb_per_s, "share_of_device_copy": gb_per_s / rate})
-    return records
 
 
 _PROMOTIONS = ("none", "64B", "128B", "256B")
@@ -265,80 +198,3 @@ def l2_promotion_of_boxes(shape: tuple[int, int] = (32768, 16384)) -> list[Recor
     for record, timing in zip(records, timings.values(), strict=True):
         record["seconds"], record["gb_per_s"] = timing.median, record["bytes"] / timing.median / 1e9
     return records
-
-
-_BANKS = {
-    "ld_shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
-    "st_shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
-}
-
-
-def bank_conflicts(size: int = 512) -> list[Record]:
-    """Wavefronts of shared memory that each step of transpose takes: the simulator's beside the GPU's."""
-    problem = transpose.PROBLEM
-    targets = [
-        counters.Target(problem.name, variant.name, (size, size), dtype)
-        for dtype in ("float32", "float16", "int8")
-        for variant in problem.variants
-    ]
-    records = []
-    for target, found in zip(targets, counters.read(targets, list(_BANKS.values())), strict=True):
-        host = problem.inputs(Case(target.shape, target.dtype), np.random.default_rng(0))
-        with launch.use_backend("sim", banks=True, hazards=False):
-            report = problem.variant(target.variant).bind(host)()
-        record: Record = {"variant": target.variant, "shape": list(target.shape), "dtype": target.dtype}
-        for direction, metric in _BANKS.items():
-            use = report.banks[direction]
-            record[direction] = {"gpu": found[metric], "simulator": use.wavefronts, "least": use.least}
-        records.append(record)
-    return records
-
-
-_MULTICAST_SHAPE = (64, 1024, 4096)
-_TRAFFIC = {
-    "l2_sectors_read": "lts__t_sectors_op_read.sum",
-    "l2_sectors_read_by_sms": "lts__t_sectors_srcunit_tex_op_read.sum",
-    "bytes_into_sms": "l1tex__m_xbar2l1tex_read_bytes.sum",
-    "dram_bytes_read": "dram__bytes_read.sum",
-}
-
-
-def multicast_traffic(clusters: tuple[int, ...] = (2, 4, 8)) -> list[Record]:
-    """What multicast does to the traffic between L2 and the SMs, and to the time, for clusters of several sizes."""
-    ways: list[tuple[str, str, Record]] = [("each block for itself", "tma", {})]
-    ways += [(f"clusters of {cluster}", "multicast", {"cluster": cluster}) for cluster in clusters]
-    targets = [counters.Target("multicast", name, _MULTICAST_SHAPE, "float32", options) for _, name, options in ways]
-    counted = counters.read(targets, list(_TRAFFIC.values()))
-    case = Case(_MULTICAST_SHAPE, "float32")
-    host = multicast.PROBLEM.inputs(case, np.random.default_rng(0))
-    arrays = {name: DeviceArray(array) for name, array in host.items()}
-    launches = {
-        str(number): multicast.PROBLEM.variant(name).bind(arrays, **options)
-        for number, (_, name, options) in enumerate(ways)
-    }
-    timings = bench.time_launches(launches, repeats=21, flush=False)  # x fits in the L2 cache, and stays there
-    records = []
-    for number, ((what, _, _), found) in enumerate(zip(ways, counted, strict=True)):
-        records.append(
-            {
-                "what": what,
-                "shape": list(_MULTICAST_SHAPE),
-                "seconds": timings[str(number)].median,
-                "bytes_into_shared_memory": multicast.PROBLEM.bytes_moved(case),
-                **{what: found[metric] for what, metric in _TRAFFIC.items()},
-            }
-        )
-    return records
-
-
-ALL: dict[str, Callable[[], list[Record]]] = {
-    "bytes_in_flight": bytes_in_flight,
-    "tile_sizes": tile_sizes,
-    "tile_shapes": tile_shapes,
-    "transpose_tiles": transpose_tiles,
-    "stencil3d_tiles": stencil3d_tiles,
-    "l2_promotion": l2_promotion,
-    "l2_promotion_of_boxes": l2_promotion_of_boxes,
-    "bank_conflicts": bank_conflicts,
-    "multicast_traffic": multicast_traffic,
-}

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from numba_tma.kernels.attention.figures import balanced_orders
+from numba_tma.measurements.attention import balanced_orders
 
 
 @pytest.mark.parametrize("count", range(2, 10))
