@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..tables import baseline, cases, load_records, options_in_words, picture_name, rate, runs
+from ..tables.records import baseline, cases, load_records, options_in_words, picture_name, rate, runs
 from .svg import Picture
 
 Record = dict[str, Any]

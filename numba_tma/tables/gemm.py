@@ -6,12 +6,10 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..kernels.gemm.choice import SMS, Configuration, Shape, blocks_per_sm
 from ..report import markdown, seconds
-
-Record = dict[str, Any]
+from .records import Record, load_records, runs
 
 MATMUL = "h200_gemm.json"
 MEASUREMENTS = "h200_gemm_measurements.json"
@@ -197,6 +195,7 @@ def reason(record: Record) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
+    "gemm ladder": lambda results: ladder(runs(load_records(results))["gemm"]),
     "gemm code": code,
     "gemm matmul": matmul,
     "gemm behind": behind,

@@ -6,18 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from cells import row
 
 from numba_tma.kernels.gemm import PROBLEM
 from numba_tma.kernels.gemm.choice import Configuration, Shape
 from numba_tma.tables import gemm as tables_gemm
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-
-
-def cells(table, first):
-    """The row of a table that begins so, or its headers."""
-    row = next(line for line in table.splitlines() if line.startswith(f"| {first}"))
-    return [cell.strip() for cell in row.strip("|").split("|")]
 
 
 def measured(variant, shape, tflop_per_s, ratio_to_peer, dtype="float16"):
@@ -41,7 +36,7 @@ def test_ladder():
             measured("fast", (10, 20, 30), 1.4, 0.5, "bfloat16"),
         ]
     )
-    assert cells(made, "step") == [
+    assert row(made, "step") == [
         "step",
         "4096³ float16, TFLOP/s",
         "of cuBLAS",
@@ -49,9 +44,9 @@ def test_ladder():
         "of cuBLAS",
     ]
     assert [line.split("|")[1].strip() for line in made.splitlines()[2:]] == ["`first`", "`slow`", "`fast`"]
-    assert cells(made, "`first`") == ["`first`", "", "", "0", "4%"]
-    assert cells(made, "`slow`") == ["`slow`", "31", "", "1", "20%"]
-    assert cells(made, "`fast`") == ["`fast`", "702", "102%", "1", "50%"]
+    assert row(made, "`first`") == ["`first`", "", "", "0", "4%"]
+    assert row(made, "`slow`") == ["`slow`", "31", "", "1", "20%"]
+    assert row(made, "`fast`") == ["`fast`", "702", "102%", "1", "50%"]
 
 
 def test_code_is_there_for_every_step():
@@ -117,9 +112,9 @@ def test_beside_cublas(tmp_path):
     ]
     (tmp_path / tables_gemm.MATMUL).write_text(json.dumps({"shapes": products}))
     made = tables_gemm.matmul(tmp_path)
-    assert cells(made, "twice") == [
+    assert row(made, "twice") == [
         "twice as fast", "8192×8192×8192", "bfloat16", "128×192, 2 share B", "2 ms", "550", "275", "2.00×",
     ]  # fmt: skip
-    assert cells(made, "half")[3] == "64×64, K in 4" and cells(made, "a little")[3] == "128×64, 4 share A"
+    assert row(made, "half")[3] == "64×64, K in 4" and row(made, "a little")[3] == "128×64, 4 share A"
     slower = tables_gemm.behind(tmp_path)
     assert [line.split("|")[1].strip() for line in slower.splitlines()[2:]] == ["half as fast", "a little slower"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numba_tma.tables import decode as tables_decode
+from numba_tma.tables import attention_decode as tables_decode
 
 
 def cells(line):

@@ -1,23 +1,16 @@
-"""Tables of docs/softmax.md and docs/copy.md: rates over row lengths and element types."""
+"""Tables of docs/softmax.md: rates of softmax and rmsnorm over row lengths."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from ..report import markdown
+from .records import Record, load
 
-Record = dict[str, Any]
-
-RESULTS, COPIES = "h200_memory.json", "h200_copy.json"
+RESULTS = "h200_memory.json"
 COPY = "driver's copy"
 PEERS = ("torch", "torch.compile")
-
-
-def _load(results: Path, name: str = RESULTS) -> dict[str, Any]:
-    return json.loads((results / name).read_text())
 
 
 def rates(records: Iterable[Record]) -> str:
@@ -57,27 +50,15 @@ def trials(records: Iterable[Record], operation: str, columns: int, dtype: str) 
     return markdown(rows, ["", "GB/s", "of device copy"])
 
 
-def copy_types(records: Iterable[Record]) -> str:
-    """Each variant of copy on 1 GiB of each type, as a share of the driver's copy in the same loop."""
-    rows, names = [], []
-    for record in records:
-        found = record["gb_per_s"]
-        names = [name for name in found if name != "driver"]
-        shares = [f"{found[name] / found['driver']:.1%}" for name in names]
-        rows.append([record["dtype"], f"{found['driver']:,.0f}", *shares])
-    return markdown(rows, ["type", "driver, GB/s", *(f"`{name}`" for name in names)])
-
-
 def _of(operation: str) -> Callable[[Path], str]:
-    return lambda results: rates(r for r in _load(results)["rows"] if r["operation"] == operation)
+    return lambda results: rates(r for r in load(results, RESULTS)["rows"] if r["operation"] == operation)
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
     "softmax rates": _of("softmax"),
     "rmsnorm rates": _of("rmsnorm"),
-    "rows 4096": lambda results: steps(_load(results)["rows"], 4096, "float32"),
-    "rows 262144": lambda results: steps(_load(results)["rows"], 262144, "float32"),
-    "row trials softmax": lambda results: trials(_load(results)["row_trials"], "softmax", 262144, "float32"),
-    "row trials rmsnorm": lambda results: trials(_load(results)["row_trials"], "rmsnorm", 4096, "float32"),
-    "copy types": lambda results: copy_types(_load(results, COPIES)["copy_types"]),
+    "rows 4096": lambda results: steps(load(results, RESULTS)["rows"], 4096, "float32"),
+    "rows 262144": lambda results: steps(load(results, RESULTS)["rows"], 262144, "float32"),
+    "row trials softmax": lambda results: trials(load(results, RESULTS)["row_trials"], "softmax", 262144, "float32"),
+    "row trials rmsnorm": lambda results: trials(load(results, RESULTS)["row_trials"], "rmsnorm", 4096, "float32"),
 }

@@ -1,8 +1,10 @@
-"""Tables of rates over row lengths and element types."""
+"""Tables of rates over row lengths."""
 
 from __future__ import annotations
 
-from numba_tma.tables import memory as tables_memory
+from cells import rows
+
+from numba_tma.tables import rows as tables_rows
 
 RECORDS = [
     {
@@ -15,19 +17,15 @@ RECORDS = [
 ]
 
 
-def cells(table):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-
-
 def test_the_fastest_at_each_length():
-    assert cells(tables_memory.rates(RECORDS)) == [
+    assert rows(tables_rows.rates(RECORDS)) == [
         ["4,096", "float32", "`ring`", "3,900", "97.5%", "2,000", ""],
         ["4,096", "float32", "`bulk`", "4,500", "112.5%", "2,000", ""],
     ]
 
 
 def test_steps_of_one_length():
-    assert cells(tables_memory.steps(RECORDS, 4096, "float32")) == [
+    assert rows(tables_rows.steps(RECORDS, 4096, "float32")) == [
         ["`driver's copy`", "4,000", "4,000"],
         ["`ring`", "3,900", "3,900"],
         ["`bulk`", "3,000", "4,500"],
@@ -36,14 +34,9 @@ def test_steps_of_one_length():
 
 
 def test_trials_of_one_operation():
-    assert cells(tables_memory.trials(RECORDS, "rmsnorm", 4096, "float32")) == [
+    assert rows(tables_rows.trials(RECORDS, "rmsnorm", 4096, "float32")) == [
         ["`bulk`", "4,500", "112.5%"],
         ["`driver's copy`", "4,000", "100.0%"],
         ["`ring`", "3,900", "97.5%"],
         ["`torch`", "2,000", "50.0%"],
     ]
-
-
-def test_copies_by_type():
-    records = [{"dtype": "int8", "gb_per_s": {"driver": 4000.0, "plain": 1000.0, "bulk": 3960.0}}]
-    assert cells(tables_memory.copy_types(records)) == [["int8", "4,000", "25.0%", "99.0%"]]
