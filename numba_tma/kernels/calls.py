@@ -74,6 +74,16 @@ def check_written(caller: str, views: Mapping[str, ArrayView], *written: str) ->
                 )
 
 
+def in_boxes(view: ArrayView) -> bool:
+    """Whether a tensor map can describe it: contiguous rows of any length, one behind the other, that begin on
+    multiples of 16 bytes. The stride of a dimension of one element means nothing."""
+    *steps, inner = view.strides
+    *counts, columns = view.shape
+    contiguous = inner == view.dtype.itemsize or columns < 2
+    begins = all(step > 0 and step % 16 == 0 for step, count in zip(steps, counts, strict=True) if count > 1)
+    return contiguous and begins and view.pointer % 16 == 0
+
+
 def in_vectors(view: ArrayView) -> bool:
     """Whether 16-byte accesses and bulk copies can take it row by row.
 

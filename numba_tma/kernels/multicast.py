@@ -31,7 +31,7 @@ from ..pitch import pitched
 from ..shared import Barriers, Shared, Tiles
 from ..tensor_map import TensorMap
 from ..unroll import unroll
-from .calls import check_extents, check_written, viewed
+from .calls import check_extents, check_written, in_boxes, viewed
 from .problem import Case, Problem, Variant, check_options
 
 VECTOR = 4  # float32 in 16 bytes: the columns of one thread
@@ -259,7 +259,7 @@ OPTIONS = {
 }
 
 
-def weighted_sums(x: Any, w: Any, y: Any, *, variant: str = "multicast", **options: Any) -> None:
+def weighted_sums(x: Any, w: Any, y: Any, *, variant: str | None = None, **options: Any) -> None:
     """y[b, c] = sum over r of w[b, r] · x[r, c].
 
     Args:
@@ -267,7 +267,7 @@ def weighted_sums(x: Any, w: Any, y: Any, *, variant: str = "multicast", **optio
             (`numba_tma.pitched` makes such).
         w: float32 (B, R).
         y: float32 (B, C), written.
-        variant: plain, tma or multicast.
+        variant: plain, tma or multicast; by default multicast, or plain where rows of x or w are laid out otherwise.
         options: `rows` of a tile, `stages` of the ring, blocks of a `cluster`, the tensor maps' `l2_promotion`, and
             `stream`.
 
@@ -291,6 +291,7 @@ def weighted_sums(x: Any, w: Any, y: Any, *, variant: str = "multicast", **optio
         raise ValueError("weighted_sums: x has no rows, so there is nothing to sum")
     check_extents("weighted_sums", views)
     check_written("weighted_sums", views, "y")
+    variant = variant or ("multicast" if in_boxes(views["x"]) and in_boxes(views["w"]) else "plain")
     chosen = PROBLEM.variant(variant)
     check_options("weighted_sums", chosen, options, OPTIONS[variant])
     if views["y"].size:

@@ -41,7 +41,7 @@ from ..pitch import pitched
 from ..shared import Barriers, Buffer, Shared, Tiles
 from ..tensor_map import TensorMap
 from ..unroll import unroll
-from .calls import check_extents, check_written
+from .calls import check_extents, check_written, in_boxes
 from .copy import blocks_for
 from .problem import Case, Problem, Variant, check_options
 
@@ -479,7 +479,7 @@ _BY_VECTORS = ("shared", "tma", "stages", "ring")
 
 
 def stencil3d(
-    source: Any, out: Any, *, points: int = 7, fill: str = "zero", variant: str = "ring", **options: Any
+    source: Any, out: Any, *, points: int = 7, fill: str = "zero", variant: str | None = None, **options: Any
 ) -> None:
     """out = Laplace's operator on `source`, as a stencil of 7 or 27 points (`WEIGHTS`).
 
@@ -489,7 +489,7 @@ def stencil3d(
         out: float32 of the same shape on the same device, written; not the source.
         points: 7 or 27.
         fill: what lies outside the grid, 'zero' or 'nan'.
-        variant: plain, shared, tma, stages or ring.
+        variant: plain, shared, tma, stages or ring; by default ring, or plain where rows are laid out otherwise.
         options: tuning parameters of the variant, and `stream`.
 
     Raises:
@@ -509,6 +509,7 @@ def stencil3d(
     check_written("stencil3d", views, "out")
     _weights(points)
     _fill(fill)
+    variant = variant or ("ring" if all(map(in_boxes, views.values())) else "plain")
     chosen = PROBLEM.variant(variant)
     check_options("stencil3d", chosen, options, OPTIONS[variant])
     for name, array in views.items():

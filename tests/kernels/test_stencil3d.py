@@ -118,13 +118,17 @@ def test_errors_name_the_rule_and_the_way_out(in_simulator):
         ((a, b), {"fill": "one"}, ValueError, "fill 'one'"),
         ((a, b), {"variant": "fast"}, KeyError, "has no variant 'fast'"),
         ((a, b), {"variant": "tma", "stages": 2}, TypeError, "'tma' has no option 'stages'"),
-        ((odd, odd.copy()), {}, ValueError, r"source has strides .*pitched_copy, or take variant='plain'"),
+        (
+            (odd, odd.copy()),
+            {"variant": "ring"},
+            ValueError,
+            r"source has strides .*pitched_copy, or take variant='plain'",
+        ),
         ((a, b), {"tile": (3, 64), "rows": 2}, ValueError, "divide among whole warps"),
         ((a, b), {"tile": (16, 256)}, ValueError, "18 × 264; the copy engine's boxes end at 256"),
     ):
         with pytest.raises(error, match=message):
             stencil3d.stencil3d(*arguments, **options)
-    stencil3d.stencil3d(odd, odd.copy(), variant="plain")
     tall = np.lib.stride_tricks.as_strided(a, (1, 1 << 21, 4), (16, 0, 4))
     with pytest.raises(ValueError, match="the grid's y and z end at 65535: take larger tiles"), launch.recording():
         stencil3d.PROBLEM.variant("plain").bind({"source": tall, "out": tall})()
@@ -192,3 +196,21 @@ def test_more_points_than_32_bits_count(rng):
     raw = driver.copy_to_host(out.pointer + (source.shape[0] - 3) * plane, 3 * plane)
     expected = stencil3d.reference(source[-4:], 7)[1:]
     np.testing.assert_allclose(raw.view(np.float32).reshape(3, 2048, 2052), expected, rtol=0, atol=1e-4)
+
+
+def test_defaults_go_by_the_layout(rng, in_simulator, chosen):
+    grid = rng.standard_normal((5, 7, 24), np.float32)
+    exact = np.empty(grid.shape, np.float32)
+    stencil3d.stencil3d(grid, exact)
+    for source in (grid[:, :, 1:], grid[:, ::-1, 1:23], np.broadcast_to(grid[:1], grid.shape), grid.transpose(2, 1, 0)):
+        out, same = np.full(source.shape, np.nan, np.float32), np.empty(source.shape, np.float32)
+        stencil3d.stencil3d(source, out)
+        stencil3d.stencil3d(pitched_copy(source), same, variant="plain")
+        np.testing.assert_allclose(out, same, rtol=0, atol=1e-5)
+    x, w = rng.standard_normal((9, 13), np.float32), rng.standard_normal((3, 9), np.float32)
+    y = np.full((3, 13), np.nan, np.float32)
+    multicast.weighted_sums(x, w, y)
+    np.testing.assert_allclose(y, w.astype(np.float64) @ x, rtol=0, atol=1e-4)
+    assert chosen == ["ring", *["plain"] * 9]
+    multicast.weighted_sums(pitched_copy(x), pitched_copy(w), y)
+    assert chosen[-1] == "multicast"
