@@ -17,7 +17,12 @@ from numba_tma.explain.sass_listing import parse
 from numba_tma.kernels import PROBLEMS
 
 FILE = Path(__file__).parent / "kernels.py"
-SUITE = [f"{problem.name}.{variant.name}" for problem in PROBLEMS for variant in problem.variants]
+# One of each problem by default, the last and usually the largest; the others where all is asked for.
+SUITE = [
+    pytest.param(f"{problem.name}.{variant.name}", marks=() if variant is problem.variants[-1] else pytest.mark.full)
+    for problem in PROBLEMS
+    for variant in problem.variants
+]
 
 # SASS that comes from one PTX instruction and no other, by the start of the PTX mnemonic.
 DISTINCT = {
