@@ -74,27 +74,28 @@ def check_written(caller: str, views: Mapping[str, ArrayView], *written: str) ->
                 )
 
 
-def in_boxes(view: ArrayView) -> bool:
-    """Whether a tensor map can describe it: contiguous rows of any length, one behind the other, that begin on
-    multiples of 16 bytes. The stride of a dimension of one element means nothing."""
-    *steps, inner = view.strides
-    *counts, columns = view.shape
-    contiguous = inner == view.dtype.itemsize or columns < 2
-    begins = all(step > 0 and step % 16 == 0 for step, count in zip(steps, counts, strict=True) if count > 1)
-    return contiguous and begins and view.pointer % 16 == 0
+def aligned_rows(view: ArrayView) -> bool:
+    """Whether rows, along the last dimension, are contiguous and begin on multiples of 16 bytes, of whatever length.
 
-
-def in_vectors(view: ArrayView) -> bool:
-    """Whether 16-byte accesses and bulk copies can take it row by row.
-
-    The last dimension must be contiguous and whole multiples of 16 bytes long, and begin on such everywhere. The stride
-    of a dimension of one element means nothing.
+    The stride of a dimension of one element means nothing.
     """
     *steps, inner = view.strides
     *counts, columns = view.shape
     contiguous = inner == view.dtype.itemsize or columns < 2
-    begins = all(step % 16 == 0 for step, count in zip(steps, counts, strict=True) if count > 1)
-    return contiguous and columns * view.dtype.itemsize % 16 == 0 and view.pointer % 16 == 0 and begins
+    return (
+        contiguous and view.pointer % 16 == 0 and all(s % 16 == 0 for s, n in zip(steps, counts, strict=True) if n > 1)
+    )
+
+
+def in_boxes(view: ArrayView) -> bool:
+    """Whether a tensor map can describe it: `aligned_rows`, none of which lies in or before the one in front."""
+    forwards = all(step > 0 for step, count in zip(view.strides[:-1], view.shape[:-1], strict=True) if count > 1)
+    return forwards and aligned_rows(view)
+
+
+def in_vectors(view: ArrayView) -> bool:
+    """Whether 16-byte accesses and bulk copies can take it row by row: `aligned_rows` of multiples of 16 bytes."""
+    return view.shape[-1] * view.dtype.itemsize % 16 == 0 and aligned_rows(view)
 
 
 def seen(array: Any, shape: tuple[int, ...] | None = None, strides: tuple[int, ...] | None = None) -> Any:

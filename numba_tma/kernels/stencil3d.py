@@ -41,7 +41,7 @@ from ..pitch import pitched
 from ..shared import Barriers, Buffer, Shared, Tiles
 from ..tensor_map import TensorMap
 from ..unroll import unroll
-from .calls import check_extents, check_written, in_boxes
+from .calls import aligned_rows, check_extents, check_written, in_boxes
 from .copy import blocks_for
 from .problem import Case, Problem, Variant, check_options
 
@@ -520,9 +520,7 @@ def stencil3d(
 
 
 def _check_layout(variant: str, name: str, array: ArrayView) -> None:
-    contiguous = array.strides[2] == array.dtype.itemsize or array.shape[2] == 1
-    steps = [s for s, n in zip(array.strides[:2], array.shape[:2], strict=True) if n > 1]
-    if not contiguous or any(step % 16 for step in steps) or array.pointer % 16:
+    if not aligned_rows(array):
         raise ValueError(
             f"stencil3d.{variant}: {name} has strides {array.strides} B at address {array.pointer:#x}; rows must be "
             f"contiguous and start on multiples of 16 B: copy it with numba_tma.pitched_copy, or take variant='plain'"

@@ -35,7 +35,7 @@ from ..pitch import pitched
 from ..shared import Barriers, Shared, Tiles
 from ..tensor_map import TensorMap
 from ..unroll import unroll
-from .calls import check_extents, check_written
+from .calls import aligned_rows, check_extents, check_written
 from .copy import blocks_for
 from .problem import Case, Problem, Variant, check_options
 
@@ -606,8 +606,7 @@ def _unfit(name: str, source: ArrayView, target: ArrayView) -> str | None:
         return None
     needed = {"source": source} if name in ("tma", "swizzle") else {"source": source, "target": target}
     for which, array in needed.items():
-        contiguous = array.strides[1] == array.dtype.itemsize or array.shape[1] == 1
-        if not contiguous or (array.strides[0] % CHUNK and array.shape[0] > 1) or array.pointer % CHUNK:
+        if not aligned_rows(array):
             return (
                 f"the {which} has strides {array.strides} B at address {array.pointer:#x}; rows must be contiguous and "
                 f"start on multiples of 16 B: copy it with numba_tma.pitched_copy, or take variant='padded'"

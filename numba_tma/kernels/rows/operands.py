@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ... import arrays, driver
-from ...arrays import ArrayView
 from ...launch import Kernel, backend
+from ..calls import aligned_rows
 from .vectors import DTYPES
 
 MULTIPROCESSORS = 132  # of an H200: what the simulator takes, and how many parts of a row surely fit on one
@@ -71,7 +71,7 @@ def operands(given: Mapping[str, Any], epsilon: float = 0.0) -> Operands:
         raise ValueError(f"x has the shape {x.shape}; rows and columns must be below 2^31: take it in parts")
     if weight is not None and (weight.shape != x.shape[1:] or weight.dtype != x.dtype):
         raise ValueError(f"weight is {weight.dtype} {weight.shape}; {x.dtype} {x.shape[1:]} expected")
-    aligned = all(_in_vectors(view) for view in (x, out)) and (weight is None or _in_vectors(weight))
+    aligned = all(aligned_rows(view) for view in (x, out)) and (weight is None or aligned_rows(weight))
     return Operands(
         given["x"],
         given["out"],
@@ -82,13 +82,6 @@ def operands(given: Mapping[str, Any], epsilon: float = 0.0) -> Operands:
         aligned,
         epsilon,
     )
-
-
-def _in_vectors(view: ArrayView) -> bool:
-    """Whether each row is contiguous and starts on a multiple of 16 bytes."""
-    *rows, inner = view.strides
-    contiguous = inner == view.dtype.itemsize or view.shape[-1] < 2
-    return contiguous and view.pointer % 16 == 0 and (not rows or view.shape[0] < 2 or rows[0] % 16 == 0)
 
 
 def need_aligned(o: Operands, variant: str) -> None:
