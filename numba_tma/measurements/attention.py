@@ -24,11 +24,27 @@ _SLICE = 12e-3  # seconds that a candidate runs on end
 _ROUNDS = 7
 
 
-def _random(batch: int, s: int, heads: int, head_dim: int, dtype: str = "bfloat16") -> list[Any]:
+def random_inputs(batch: int, s: int, heads: int, head_dim: int, dtype: str = "bfloat16") -> list[Any]:
+    """q, k and v, normally distributed."""
     import torch
 
     made = (torch.randn(batch, s, heads, head_dim, device="cuda", dtype=getattr(torch, dtype)) for _ in range(3))
     return list(made)
+
+
+def add_outliers(*arrays: Any) -> None:
+    """One number in a thousand gets another one added that is ten times as far out."""
+    import torch
+
+    for x in arrays:
+        x += 10 * torch.randn_like(x) * (torch.rand_like(x, dtype=torch.float32) < 1e-3)
+
+
+def rates(found: Mapping[str, float], s: int, causal: bool, **what: Any) -> Record:
+    """A record of seconds by candidate, for `TOKENS` and `COLUMNS` in sequences of `s`."""
+    flops = 4 * TOKENS * s * COLUMNS // (2 if causal else 1)
+    rate = {name: flops / t / 1e12 for name, t in found.items()}
+    return {**what, "causal": causal, "length": s, "seconds": found, "tflop_per_s": rate}
 
 
 def candidates(q: Any, k: Any, v: Any, causal: bool) -> dict[str, Callable[[], Any]]:
@@ -92,17 +108,8 @@ def forward(
             for causal in (False, True):
                 for s in lengths:
                     heads = COLUMNS // head_dim
-                    found = in_turn(candidates(*_random(TOKENS // s, s, heads, head_dim), causal))
-                    flops = 4 * TOKENS * s * COLUMNS // (2 if causal else 1)
-                    records.append(
-                        {
-                            "head_dim": head_dim,
-                            "causal": causal,
-                            "length": s,
-                            "seconds": found,
-                            "tflop_per_s": {name: flops / t / 1e12 for name, t in found.items()},
-                        }
-                    )
+                    found = in_turn(candidates(*random_inputs(TOKENS // s, s, heads, head_dim), causal))
+                    records.append(rates(found, s, causal, head_dim=head_dim))
     return records
 
 
@@ -115,7 +122,7 @@ def steps(lengths: Sequence[int] = (1024, 4096, 16384)) -> list[Record]:
     with torch.cuda.stream(stream):
         for causal in (False, True):
             for s in lengths:
-                q, k, v = _random(TOKENS // s, s, COLUMNS // 128, 128)
+                q, k, v = random_inputs(TOKENS // s, s, COLUMNS // 128, 128)
                 given = {"q": q, "k": k, "v": v, "o": torch.empty_like(q)}
                 given["lse"] = torch.empty(q.shape[0], q.shape[2], s, device="cuda")
                 launches = {
@@ -124,16 +131,7 @@ def steps(lengths: Sequence[int] = (1024, 4096, 16384)) -> list[Record]:
                     if variant.name not in ("three_kernels", "online")
                 }
                 launches["FlashAttention-2"] = peers.flash_attention_2(given, causal=causal)
-                flops = 4 * TOKENS * s * COLUMNS // (2 if causal else 1)
-                found = in_turn(launches)
-                records.append(
-                    {
-                        "causal": causal,
-                        "length": s,
-                        "seconds": found,
-                        "tflop_per_s": {name: flops / t / 1e12 for name, t in found.items()},
-                    }
-                )
+                records.append(rates(in_turn(launches), s, causal))
     return records
 
 
@@ -147,8 +145,8 @@ def long_context(s: int = 131072, heads: int = 16, head_dim: int = 128, seconds:
     records = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for causal in (False, True):
-            launches = candidates(*_random(1, s, heads, head_dim), causal)
-            launches["step 3, cp.async"] = _step("mma_cp_async", *_random(1, s, heads, head_dim), causal)
+            launches = candidates(*random_inputs(1, s, heads, head_dim), causal)
+            launches["step 3, cp.async"] = _step("mma_cp_async", *random_inputs(1, s, heads, head_dim), causal)
             for name, launch in launches.items():
                 spent, watts = _seconds_and_watts(launch, seconds)
                 flops = 4 * heads * s * s * head_dim // (2 if causal else 1)
@@ -215,17 +213,14 @@ def errors(s: int = 2048, heads: int = 4) -> list[Record]:
 
     The root of the mean square, and the largest, both over the root mean square of O.
     """
-    import torch
-
     records = []
     for head_dim in (64, 128, 256):
         for causal in (False, True):
             for outliers in (False, True):
-                q, k, v = _random(1, s, heads, head_dim)
+                q, k, v = random_inputs(1, s, heads, head_dim)
                 if outliers:
-                    for x in (q, k, v):
-                        x += 10 * torch.randn_like(x) * (torch.rand_like(x, dtype=torch.float32) < 1e-3)
-                exact = _exact(q, k, v, causal)
+                    add_outliers(q, k, v)
+                exact = exact_attention(q, k, v, causal)
                 scale = exact.square().mean().sqrt()
                 found = {"numba-tma": attention(q, k, v, causal=causal)}
                 for name, peer in (("FlashAttention-3", peers.flash_attention_3), ("cuDNN", peers.cudnn)):
@@ -249,7 +244,8 @@ def errors(s: int = 2048, heads: int = 4) -> list[Record]:
     return records
 
 
-def _exact(q: Any, k: Any, v: Any, causal: bool) -> Any:
+def exact_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    """O in float64."""
     import torch
 
     q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
@@ -271,7 +267,7 @@ def packed() -> list[Record]:
     records = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for causal in (False, True):
-            q, k, v = (x[0] for x in _random(1, total, heads, head_dim))
+            q, k, v = (x[0] for x in random_inputs(1, total, heads, head_dim))
             o = torch.empty_like(q)
 
             def launch(q: Any = q, k: Any = k, v: Any = v, o: Any = o, causal: bool = causal) -> Any:
@@ -285,7 +281,7 @@ def packed() -> list[Record]:
 
 def host_overhead() -> list[Record]:
     """Host time of a call on one small sequence, back to back."""
-    q, k, v = _random(1, 128, 4, 64)
+    q, k, v = random_inputs(1, 128, 4, 64)
     o = q.clone()
     calls = {"attention, out=": lambda: attention(q, k, v, out=o), "attention": lambda: attention(q, k, v)}
     records = []

@@ -12,7 +12,7 @@ from ..kernels.attention import peers
 from ..kernels.attention.forward import bind_attention
 from ..kernels.attention.fp8 import CONFIGURATIONS, Quantised, bind_attend, bind_quantise
 from ..kernels.attention.fp8_quantise import CHUNK, KEY_ORDER, LARGEST
-from .attention import COLUMNS, TOKENS, in_turn
+from .attention import COLUMNS, TOKENS, add_outliers, exact_attention, in_turn, random_inputs, rates
 from .timing import Record
 
 OURS, OURS_16 = "numba-tma, 8 bits", "numba-tma, bfloat16"
@@ -21,12 +21,6 @@ FA3_8, FA3_16 = "FlashAttention-3, 8 bits", "FlashAttention-3, bfloat16"
 _ERROR_ROWS = 512
 # The fastest kernel that adds up everything in one accumulator, where there is a choice; D is 128.
 ONE_ACCUMULATOR = {"promote": False, "keys": 192, "ping_pong": True}
-
-
-def _random(batch: int, s: int, heads: int, head_dim: int) -> list[Any]:
-    import torch
-
-    return [torch.randn(batch, s, heads, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
 
 
 def _fa3(q: Any, k: Any, v: Any, scales: Sequence[Any], causal: bool) -> Callable[[], Any] | None:
@@ -68,11 +62,6 @@ def _quantised_by_tensor(q: Any, k: Any, v: Any) -> Quantised:
     return made
 
 
-def _exact(q: Any, k: Any, v: Any) -> Any:
-    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
-    return ((q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2)
-
-
 def forward(
     cases: Sequence[tuple[int, int]] = ((128, 1024), (128, 4096), (128, 16384), (64, 4096), (256, 4096)),
 ) -> list[Record]:
@@ -84,7 +73,7 @@ def forward(
     with torch.cuda.stream(stream):
         for head_dim, s in cases:
             for causal in (False, True):
-                q, k, v = _random(TOKENS // s, s, COLUMNS // head_dim, head_dim)
+                q, k, v = random_inputs(TOKENS // s, s, COLUMNS // head_dim, head_dim)
                 o, lse = torch.empty_like(q), torch.empty(q.shape[0], q.shape[2], s, device="cuda")
                 made = Quantised.empty(q, k)
                 eights = [_by_tensor(x) for x in (q, k, v)]
@@ -99,16 +88,9 @@ def forward(
                     launches[ONE] = bind_attend(made, o, lse, causal=causal, configuration=ONE_ACCUMULATOR)
                 launches["quantise"]()
                 found = in_turn({name: launch for name, launch in launches.items() if launch is not None}, rounds=5)
-                flops = 4 * TOKENS * s * COLUMNS // (2 if causal else 1)
-                records.append(
-                    {
-                        "head_dim": head_dim,
-                        "causal": causal,
-                        "length": s,
-                        "seconds": found,
-                        "tflop_per_s": {name: flops / t / 1e12 for name, t in found.items() if name != "quantise"},
-                    }
-                )
+                record = rates(found, s, causal, head_dim=head_dim)
+                del record["tflop_per_s"]["quantise"]
+                records.append(record)
     return records
 
 
@@ -122,14 +104,13 @@ def errors(lengths: Sequence[int] = (4096, 16384), heads: int = 4, head_dim: int
     records = []
     for s in lengths:
         for inputs in ("normal", "outliers", "values of mean 1"):
-            q, k, v = _random(1, s, heads, head_dim)
+            q, k, v = random_inputs(1, s, heads, head_dim)
             if inputs == "outliers":
-                for x in (q, k, v):
-                    x += 10 * torch.randn_like(x) * (torch.rand_like(x, dtype=torch.float32) < 1e-3)
+                add_outliers(q, k, v)
             elif inputs == "values of mean 1":
                 v += 1
             rows = torch.arange(0, s, s // _ERROR_ROWS, device="cuda")
-            exact = _exact(q[:, rows], k, v)
+            exact = exact_attention(q[:, rows], k, v, False)
             scale = exact.square().mean().sqrt()
             o, lse = torch.empty_like(q), torch.empty(1, heads, s, device="cuda")
             blocks = Quantised.empty(q, k)
@@ -170,7 +151,7 @@ def configurations(cases: Sequence[tuple[int, int]] = ((128, 4096), (128, 16384)
     with torch.cuda.stream(torch.cuda.Stream()):
         for head_dim, s in cases:
             for causal in (False, True):
-                q, k, v = _random(TOKENS // s, s, COLUMNS // head_dim, head_dim)
+                q, k, v = random_inputs(TOKENS // s, s, COLUMNS // head_dim, head_dim)
                 o, lse = torch.empty_like(q), torch.empty(q.shape[0], q.shape[2], s, device="cuda")
                 made = Quantised.empty(q, k)
                 bind_quantise(q, k, v, made)()

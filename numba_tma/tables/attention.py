@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..report import markdown, seconds
+from .records import load
 
 Record = dict[str, Any]
 FILE = "h200_attention.json"
@@ -69,7 +69,7 @@ def long(records: Sequence[Record]) -> str:
 
 def claims(results: Path) -> list[list[str]]:
     """Rows of docs/claims.md's table: claim, what was measured, figures."""
-    measured = json.loads((results / FILE).read_text())
+    measured = load(results, FILE)
     (steady,) = (r for r in measured["attention_steps"] if r["length"] == 4096 and not r["causal"])
     speeds = steady["tflop_per_s"]
     ladder = (FA2, "mma_cp_async", "mma_tma", "wgmma", "warpgroups", "overlapped")
@@ -112,7 +112,7 @@ def claims(results: Path) -> list[list[str]]:
 
 def headline(results: Path) -> list[list[str]]:
     """Rows of README.md's table."""
-    measured = json.loads((results / FILE).read_text())
+    measured = load(results, FILE)
     rows = []
     for causal in (False, True):
         (r,) = (
@@ -139,7 +139,7 @@ def _best(measured: dict[str, Any]) -> float:
 
 
 def _of(table: Callable[[Sequence[Record]], str], name: str) -> Callable[[Path], str]:
-    return lambda results: table(json.loads((results / FILE).read_text())[name])
+    return lambda results: table(load(results, FILE)[name])
 
 
 TABLES: dict[str, Callable[[Path], str]] = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..report import markdown, seconds
+from .records import load
 
 FILE = "h200_attention_decode.json"
 PEERS = ("cuDNN", "FlashAttention-2")
@@ -42,7 +42,7 @@ def speed(records: Sequence[Mapping[str, Any]], read_rate: float) -> str:
 
 
 def _speed(results: Path) -> str:
-    measured = json.loads((results / FILE).read_text())
+    measured = load(results, FILE)
     fastest = max(r["bytes"] / r["seconds"] for r in measured["decode_read_rate"])
     return speed(measured["decode_speed"], fastest)
 
@@ -58,7 +58,7 @@ def promotion(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _promotion(results: Path) -> str:
-    return promotion(json.loads((results / FILE).read_text())["decode_promotion"])
+    return promotion(load(results, FILE)["decode_promotion"])
 
 
 TABLES: dict[str, Callable[[Path], str]] = {"decode promotion": _promotion, "decode speed": _speed}

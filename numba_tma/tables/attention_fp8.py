@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..report import markdown, seconds
+from .records import load
 
 Record = dict[str, Any]
 FILE = "h200_attention_fp8.json"
@@ -69,7 +69,7 @@ def errors(records: Sequence[Record]) -> str:
 
 
 def _of(table: Callable[[Sequence[Record]], str], name: str) -> Callable[[Path], str]:
-    return lambda results: table(json.loads((results / FILE).read_text())[name])
+    return lambda results: table(load(results, FILE)[name])
 
 
 TABLES: dict[str, Callable[[Path], str]] = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..kernels.gemm.choice import SMS, Configuration, Shape, blocks_per_sm
 from ..report import markdown, seconds
-from .records import Record, load_records, runs
+from .records import Record, load, load_records, runs
 
 MATMUL = "h200_gemm.json"
 MEASUREMENTS = "h200_gemm_measurements.json"
@@ -136,7 +135,7 @@ def headline(results: Path) -> list[list[str]]:
 
 def products(results: Path) -> list[Record]:
     """What scripts/tune_gemm.py measured."""
-    return json.loads((results / MATMUL).read_text())["shapes"]
+    return load(results, MATMUL)["shapes"]
 
 
 def flops(record: Record) -> float:
@@ -205,4 +204,4 @@ TABLES: dict[str, Callable[[Path], str]] = {
 
 
 def _measurements(results: Path) -> Record:
-    return json.loads((results / MEASUREMENTS).read_text())
+    return load(results, MEASUREMENTS)

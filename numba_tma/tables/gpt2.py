@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..report import markdown, seconds
+from .records import load
 
 RESULTS = "h200_gpt2.json"
 RETRIEVAL = "h200_gpt2_retrieval.json"  # a timeline
@@ -33,12 +32,8 @@ _MODES = {
 }
 
 
-def _load(results: Path) -> dict[str, Any]:
-    return json.loads((results / RESULTS).read_text())
-
-
 def _prefill(results: Path) -> str:
-    found = _load(results)["prefill"]["seconds"]
+    found = load(results, RESULTS)["prefill"]["seconds"]
     rows = []
     for name, words in _PEERS.items():
         if f"{name}, last logits" in found:
@@ -51,7 +46,7 @@ def _prefill(results: Path) -> str:
 
 
 def _decode(results: Path) -> str:
-    data = _load(results)
+    data = load(results, RESULTS)
     found = {words: data[name]["seconds"] for name, words in (("decode_1024", "1024"), ("decode_256", "256"))}
     rows = []
     for name, words in _PEERS.items():
@@ -65,7 +60,7 @@ def _decode(results: Path) -> str:
 
 
 def _launches(results: Path) -> str:
-    found = _load(results)["launches"]
+    found = load(results, RESULTS)["launches"]
     parts = dict.fromkeys([*found["prefill"], *found["decode"]])
     rows = [
         [part, *(seconds(found[which][part]) if part in found[which] else "" for which in ("prefill", "decode"))]
@@ -87,7 +82,7 @@ def _attention(results: Path) -> str:
             seconds(run["alone_seconds"]),
             seconds(run["layers_seconds"]),
         ]
-        for run in sorted(_load(results)["decode_attention"], key=lambda run: run["layers_seconds"])
+        for run in sorted(load(results, RESULTS)["decode_attention"], key=lambda run: run["layers_seconds"])
     ]
     return markdown(
         rows, ["blocks a head", "warps", "sets ahead", "early", "attention by itself", "all layers of a step"]
@@ -103,7 +98,7 @@ _KINDS = {  # parts of names of PyTorch's kernels, and of launches
 
 
 def _shares(results: Path) -> str:
-    data = _load(results)
+    data = load(results, RESULTS)
     layers, ours = data["launches"]["layers"], data["launches"]["prefill"]
     rows = []
     for kind, (kernels, launches) in _KINDS.items():
@@ -119,7 +114,7 @@ def _shares(results: Path) -> str:
 
 
 def _agreement(results: Path) -> str:
-    found = _load(results)["agreement"]
+    found = load(results, RESULTS)["agreement"]
     spread = found["standard deviation of logits"]
     rows = [
         [words, f"{found[name]:.4f}", f"{found[name] / spread:.3f}"]
@@ -135,7 +130,7 @@ def _agreement(results: Path) -> str:
 
 
 def _batches(results: Path) -> str:
-    found = _load(results)["batches"]
+    found = load(results, RESULTS)["batches"]
     serial = {run["batches"]: run["seconds"] for run in found["serial_pinned"]}
     rows = []
     for mode, words in _MODES.items():
@@ -148,7 +143,7 @@ def _batches(results: Path) -> str:
 
 def _stages_of_retrieval(results: Path) -> dict[str, list[tuple[float, float]]]:
     """Begin and end of each stage of the batches, in seconds, out of a timeline."""
-    events = json.loads((results / RETRIEVAL).read_text())["traceEvents"]
+    events = load(results, RETRIEVAL)["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     spans: dict[str, list[tuple[float, float]]] = {}
     for event in events:
@@ -176,7 +171,7 @@ def _retrieval(results: Path) -> str:
 
 def _logits_back(results: Path) -> str:
     rows = []
-    for row in _load(results)["logits_back"]:
+    for row in load(results, RESULTS)["logits_back"]:
         alone = row["alone_seconds"]
         gain = row["serial_pinned"] / row["three_streams"] - 1
         share = row["bytes_out"] / 1e6
@@ -196,7 +191,7 @@ def _logits_back(results: Path) -> str:
 
 def claims(results: Path) -> list[list[str]]:
     """Rows for the table of docs/claims.md."""
-    found = _load(results)["batches"]
+    found = load(results, RESULTS)["batches"]
     serial, three = ({run["batches"]: run for run in found[mode]} for mode in ("serial_pinned", "three_streams"))
     count = max(three)
     alone = [three[count]["alone_seconds"][stage] for stage in ("H2D", "compute", "D2H")]
@@ -220,7 +215,7 @@ def claims(results: Path) -> list[list[str]]:
 
 def headline(results: Path) -> list[list[str]]:
     """Rows for the README."""
-    data = _load(results)
+    data = load(results, RESULTS)
     prefill, step = data["prefill"]["seconds"], data["decode_1024"]["seconds"]
     rows = [("prefill of 8 × 1024 tokens", prefill, ", last logits"), ("a decoding step of 8 sequences", step, "")]
     found = []

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..report import markdown, seconds
+from .records import load
 
 Rows = tuple[list[list[Any]], list[str]]  # and the columns' names
 
@@ -24,16 +24,12 @@ _MODES = {
 }
 
 
-def _load(results: Path) -> dict[str, Any]:
-    return json.loads((results / RESULTS).read_text())
-
-
 def _runs(results: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    return {(run["mode"], run["batches"]): run for run in _load(results)["modes"]["runs"]}
+    return {(run["mode"], run["batches"]): run for run in load(results, RESULTS)["modes"]["runs"]}
 
 
 def _rates(results: Path) -> str:
-    rates = _load(results)["balance"]["rates"]
+    rates = load(results, RESULTS)["balance"]["rates"]
     rows = [["pinned, the other direction idle", f"{rates['h2d_alone'] / 1e9:.1f}", f"{rates['d2h_alone'] / 1e9:.1f}"]]
     rows += [["pinned, the other direction busy", *(f"{rate:.1f}" for rate in _busy_rates(results))]]
     rows += [["pageable", f"{rates['h2d_pageable'] / 1e9:.1f}", f"{rates['d2h_pageable'] / 1e9:.1f}"]]
@@ -42,7 +38,7 @@ def _rates(results: Path) -> str:
 
 def _busy_rates(results: Path) -> tuple[float, float]:
     """GB/s in and out, of the copies that make the ideal: with the other direction busy."""
-    found = _load(results)
+    found = load(results, RESULTS)
     nbytes, alone = 4 * found["balance"]["words"], found["modes"]["alone_seconds"]
     return nbytes / alone["h2d"] / 1e9, nbytes / alone["d2h"] / 1e9
 
@@ -228,7 +224,7 @@ SWEEPS: dict[str, Callable[[Any], Rows]] = {
 
 def claims(results: Path) -> list[list[str]]:
     """Rows for the table of docs/claims.md."""
-    found, runs = _load(results), _runs(results)
+    found, runs = load(results, RESULTS), _runs(results)
     rates, pageable = found["balance"]["rates"], found["pitfalls"]["pageable"]
     longer = [row for row in found["sweeps"]["shares"] if row["kernel_over_copy"] >= 1]
     hidden = min(longer, key=lambda row: row["kernel_over_copy"])
@@ -275,7 +271,7 @@ def _page(path: tuple[str, ...], rows_of: Callable[[Any], Rows]) -> Callable[[Pa
     """The table for a page out of the results that lie at `path`."""
 
     def made(results: Path) -> str:
-        found = _load(results)
+        found = load(results, RESULTS)
         for name in path:
             found = found[name]
         return markdown(*rows_of(found))

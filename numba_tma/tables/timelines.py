@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..report import markdown
+from .records import load
 
 RESULTS = "h200_timelines.json"
 
 
 def _rows(results: Path) -> list[dict[str, Any]]:
-    return json.loads((results / RESULTS).read_text())["timelines"]
+    return load(results, RESULTS)["timelines"]
 
 
 def _hidden(results: Path) -> str:
