@@ -228,7 +228,8 @@ class Reporter:
         value = int(self.machine.barrier_memory.words[slot * self.tracker._row + word.word])
         nobody_yet = value & 0xFFFFF == value >> 20 & 0xFFFFF
         more, promised = word.issued[slot] > word.expected[slot], int(word.bytes_before[slot])
-        if not (nobody_yet or more) if not promised else not (nobody_yet and more):
+        too_late = (nobody_yet and more) if promised else (nobody_yet or more)
+        if not too_late:
             return False
         word.wrong[slot] = True
         arrival = self.tracker.instructions[int(word.last_arrival[slot])]
