@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..report import markdown, seconds
 from .records import load
 
 RESULTS = "h200_gpt2.json"
-RETRIEVAL = "h200_gpt2_retrieval.json"  # a timeline
 _PEERS = {
     "transformers": "transformers, eager",
     "torch": "PyTorch, eager",
@@ -19,10 +18,10 @@ _PEERS = {
     "ours": "this package",
 }
 _STAGES = {
-    "prepare": "search, on the host",
-    "H2D": "copy of the prefixes in",
-    "compute": "question and answer",
-    "D2H": "copy of answer and prefix out",
+    "prepare": "search busy",
+    "H2D": "copy in busy",
+    "compute": "compute busy",
+    "D2H": "copy out busy",
 }
 _MODES = {
     "serial_pageable": "serial, pageable memory",
@@ -141,39 +140,28 @@ def _batches(results: Path) -> str:
     return markdown(rows, ["", "batches", "time", "vs serial, pinned", "of ideal", "compute busy", "copy out busy"])
 
 
-def _stages_of_retrieval(results: Path) -> dict[str, list[tuple[float, float]]]:
-    """Begin and end of each stage of the batches, in seconds, out of a timeline."""
-    events = load(results, RETRIEVAL)["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    spans: dict[str, list[tuple[float, float]]] = {}
-    for event in events:
-        if event["ph"] == "X":
-            begin = event["ts"] * 1e-6
-            spans.setdefault(names[event["tid"]], []).append((begin, begin + event["dur"] * 1e-6))
-    return spans
-
-
-def _busy(spans: list[tuple[float, float]]) -> float:
-    return sum(end - begin for begin, end in spans)
-
-
 def _retrieval(results: Path) -> str:
-    stages = _stages_of_retrieval(results)
-    longest = max(map(_busy, stages.values()))
+    found = load(results, RESULTS)["retrieval"]
+    serial = {run["batches"]: run["seconds"] for run in found["serial_pinned"]}
     rows = []
-    for name, words in _STAGES.items():
-        spans = next(spans for full, spans in stages.items() if full.endswith(f"({name})"))
-        under_way = max(end for _, end in spans) - min(begin for begin, _ in spans)
-        busy = _busy(spans)
-        rows.append([words, seconds(busy / len(spans)), f"{busy / longest:.0%}", f"{busy / under_way:.0%}"])
-    return markdown(rows, ["", "a batch", "of the longest", "busy from its first batch to its last"])
+    for mode in ("serial_pinned", "producer"):
+        for run in found[mode]:
+            gain = f"{serial[run['batches']] / run['seconds']:.2f}×"
+            busy = [f"{run['busy_of_longest'][stage]:.0%}" for stage in _STAGES]
+            rows.append(
+                [_MODES[mode], run["batches"], seconds(run["seconds"]), gain, f"{run['share_of_ideal']:.0%}", *busy]
+            )
+    return markdown(rows, ["", "batches", "time", "vs serial", "of ideal", *_STAGES.values()])
+
+
+def _gain(row: Mapping[str, float]) -> float:
+    return row["serial_pinned"] / row["three_streams"] - 1
 
 
 def _logits_back(results: Path) -> str:
     rows = []
     for row in load(results, RESULTS)["logits_back"]:
         alone = row["alone_seconds"]
-        gain = row["serial_pinned"] / row["three_streams"] - 1
         share = row["bytes_out"] / 1e6
         rows.append(
             [
@@ -183,7 +171,7 @@ def _logits_back(results: Path) -> str:
                 seconds(alone["D2H"]),
                 seconds(row["serial_pinned"]),
                 seconds(row["three_streams"]),
-                f"{gain:.0%}",
+                f"{_gain(row):.0%}",
             ]
         )
     return markdown(rows, ["positions", "logits", "compute", "D2H", "serial", "three streams", "more throughput"])
@@ -193,23 +181,22 @@ def claims(results: Path) -> list[list[str]]:
     """Rows for the table of docs/claims.md."""
     found = load(results, RESULTS)["batches"]
     serial, three = ({run["batches"]: run for run in found[mode]} for mode in ("serial_pinned", "three_streams"))
-    count = max(three)
-    alone = [three[count]["alone_seconds"][stage] for stage in ("H2D", "compute", "D2H")]
-    stages = _stages_of_retrieval(results)
-    compute = next(spans for name, spans in stages.items() if name.endswith("(compute)"))
-    share = _busy(compute) / max(map(_busy, stages.values()))
+    back = load(results, RESULTS)["logits_back"]
+    more = [_gain(row) for row in back]
+    retrieval = load(results, RESULTS)["retrieval"]["producer"][-1]
+    use = retrieval["utilisation"]["compute"]
     return [
         [
             "20",
-            "GPT-2, 8,192 tokens a batch: tokens in, computing, logits of 224 of 1,024 positions out",
-            ", ".join(map(seconds, alone)),
+            f"GPT-2, {back[0]['tokens']} tokens a batch, logits of the last position … of all: more throughput",
+            f"{min(more):.0%} to {max(more):.0%}",
         ],
         [
             "21",
             "GPT-2, as above, three streams beside serial, 4 and 8 batches",
             " and ".join(f"{serial[n]['seconds'] / three[n]['seconds']:.2f} ×" for n in (4, 8)),
         ],
-        ["23", f"retrieval with GPT-2, {len(compute)} batches: computing, by the longest stage", f"{share:.0%}"],
+        ["23", f"retrieval with GPT-2, {retrieval['batches']} batches: computing, of all the time", f"{use:.0%}"],
     ]
 
 
