@@ -1,4 +1,9 @@
-"""The threads of a block, or of a cluster of blocks, put their pairs together; and the kernel around a body."""
+"""The threads of a block, or of a cluster of blocks, put their pairs together; and the kernel around a body.
+
+Blocks of a cluster send their pairs by bulk copies from shared memory to shared memory, which count themselves in at a
+barrier of the block that is sent to. Plain stores there (st.shared::cluster) would need a release to the cluster, whose
+fence waits for everything that the thread's SM has under way: for each row, the results of the rows before it.
+"""
 
 from __future__ import annotations
 
@@ -10,56 +15,96 @@ from numba.cuda.types import float32, uint32, uint64
 
 from ... import ptx
 from ...launch import Kernel, kernel
-from ...shared import Buffer, Shared
+from ...pipeline import mbarrier_wait
+from ...shared import Barriers, Buffer, Shared
 from .operation import Operation
 
 _WARP = 32
 
 
-def pairs_buffer(threads: int, cluster: int = 1) -> Buffer:
-    """Two tables of pairs, one for each warp of the cluster: the member `pairs` of a plan of shared memory."""
-    return Buffer((2, cluster * threads // _WARP, 2), np.float32)
+def meeting_members(threads: int, cluster: int = 1) -> dict[str, Buffer | Barriers]:
+    """What `make_together` needs of a plan of shared memory.
+
+    Two tables, `pairs`, hold a pair of each warp, of all the cluster's blocks. In a cluster, a block sends its own from
+    two smaller ones, `own`, and has two barriers, `met`, for what it is sent.
+    """
+    entries = _entries(threads, cluster)
+    members: dict[str, Buffer | Barriers] = {"pairs": Buffer((2, cluster * entries, 2), np.float32)}
+    if cluster > 1:
+        members |= {"own": Buffer((2, entries, 2), np.float32), "met": Barriers(2)}
+    return members
 
 
-def make_together(op: Operation, smem: Shared, threads: int, cluster: int = 1) -> Callable:
-    """together(slot, thread, rank, a, b): the pair of the whole row, from each thread's.
+def _entries(threads: int, cluster: int) -> int:
+    """Pairs of a block: one for each warp, and an even number where they are copied, which is by 16 bytes."""
+    warps = threads // _WARP
+    return warps + warps % 2 if cluster > 1 else warps
 
-    There is one barrier in it, of the block or the cluster: what a thread did before, all may build upon afterwards.
-    The table `slot` may be written again after the next such barrier.
+
+def make_together(op: Operation, smem: Shared, threads: int, cluster: int = 1) -> tuple[Callable, Callable]:
+    """begin() and together(slot, phase, thread, rank, a, b): the pair of the whole row, from each thread's.
+
+    There is a barrier of the block in `together`: what a thread did before, all of its block may build upon afterwards.
+    Tables (`slot`) take turns, 0 and 1, and `phase` is 0 and 1 in turn for the uses of one: a warp may still read the
+    last row's pairs while the next are sent.
+
+    In a cluster one thread of each block calls `begin`, and mbarrier_init's fence. All arrive at the cluster's barrier
+    behind that, and behind each `together`, and wait there before each `together`, since another's barriers might not
+    be set up, and before they end or write to `own` again: what was sent is read from there.
     """
     warps = threads // _WARP
-    entries = warps * cluster
+    entries = _entries(threads, cluster)
+    nbytes = uint32(entries * 8)
 
     @cuda.jit(device=True, forceinline=True)
-    def meet(slot, thread, rank, a, b):
+    def begin():
+        if cluster > 1:
+            for slot in range(2):
+                ptx.mbarrier_init(smem.met[slot], 1)
+
+    @cuda.jit(device=True, forceinline=True)
+    def meet(slot, phase, thread, rank, a, b):
         lane, warp = uint32(thread % uint32(_WARP)), uint32(thread // uint32(_WARP))
         if cluster == 1:
             if lane == 0:
                 smem.pairs[slot, warp, 0], smem.pairs[slot, warp, 1] = a, b
             cuda.syncthreads()
         else:
-            # Every block gets the pair of every warp of the cluster: lane i writes to block i.
-            if lane < uint32(cluster):
-                own = smem.pairs.address_of(slot, uint32(rank * uint32(warps) + warp), uint32(0))
-                ptx.st_shared_cluster_v2_f32(ptx.mapa_shared_cluster(own, lane), a, b)
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
+            # The fences are before the barrier, since each makes visible to the engine what its own thread wrote.
+            if lane == 0:
+                smem.own[slot, warp, 0], smem.own[slot, warp, 1] = a, b
+                ptx.fence_proxy_async_shared_cta()
+            if warps < entries and thread == 0:
+                smem.own[slot, warps, 0], smem.own[slot, warps, 1] = float32(op.missing), float32(0)
+                ptx.fence_proxy_async_shared_cta()
+            cuda.syncthreads()
+            if thread == 0:
+                ptx.mbarrier_arrive_expect_tx(smem.met[slot], uint32(nbytes * uint32(cluster)))
+            if thread < uint32(cluster):  # a block each, this one among them
+                table = smem.pairs.address_of(slot, uint32(rank * uint32(entries)), uint32(0))
+                ptx.cp_async_bulk_shared_cluster_shared(
+                    ptx.mapa_shared_cluster(table, thread),
+                    smem.own.address_of(slot, uint32(0), uint32(0)),
+                    nbytes,
+                    ptx.mapa_shared_cluster(smem.met[slot], thread),
+                )
+            mbarrier_wait(smem.met[slot], phase)
 
     @cuda.jit(device=True, forceinline=True)
-    def together(slot, thread, rank, a, b):
+    def together(slot, phase, thread, rank, a, b):
         a, b = op.warp(a, b)
-        meet(slot, thread, rank, a, b)
+        meet(slot, phase, thread, rank, a, b)
         lane = uint32(thread % uint32(_WARP))
         a, b = float32(op.missing), float32(0)
-        if lane < uint32(entries):
+        if lane < uint32(cluster * entries):
             a, b = smem.pairs[slot, lane, 0], smem.pairs[slot, lane, 1]
-        for i in range(1, -(-entries // _WARP)):
+        for i in range(1, -(-(cluster * entries) // _WARP)):
             entry = uint32(lane + uint32(i * _WARP))
-            if entry < uint32(entries):
+            if entry < uint32(cluster * entries):
                 a, b = op.merge(a, b, smem.pairs[slot, entry, 0], smem.pairs[slot, entry, 1])
         return op.warp(a, b)
 
-    return together
+    return begin, together
 
 
 def make_across_grid(op: Operation, smem: Shared, threads: int) -> tuple[Callable, Callable]:

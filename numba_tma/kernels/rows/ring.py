@@ -2,6 +2,7 @@
 
 The row, or a block's part of it, is in shared memory by one bulk copy, and in registers after the first look at it. So
 its stage is free again at once, and the results go from registers to global memory. Weights are read once for all rows.
+At the cluster's barrier, blocks arrive when they have a row's pairs and wait before they send those of the next.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ...launch import Kernel
 from ...pipeline import mbarrier_wait, ring
 from ...shared import Barriers, Shared, Tiles
 from ...unroll import unroll
-from .block import make_together, operation_kernel, pairs_buffer
+from .block import make_together, meeting_members, operation_kernel
 from .operation import MAKERS, Operation
 from .row import make_share
 from .vectors import Vectors, make_vectors
@@ -100,11 +101,11 @@ def make_ring(
     weighted = op.weighted
     smem = Shared(
         part=Tiles(stages, (threads * passes * 16,), np.uint8),
-        pairs=pairs_buffer(threads, cluster),
+        **meeting_members(threads, cluster),
         full=Barriers(stages),
     )
     share = make_share(width)
-    together = make_together(op, smem, threads, cluster)
+    begin, together = make_together(op, smem, threads, cluster)
     load, store = _make_part(op, vectors, smem, threads, passes)
     load_weights = _make_weights(op, vectors, threads, passes)
 
@@ -131,6 +132,7 @@ def make_ring(
 
         ahead = row
         if thread == 0:
+            begin()
             for stage in range(stages):
                 ptx.mbarrier_init(smem.full[stage], 1)
             ptx.fence_mbarrier_init()
@@ -140,10 +142,8 @@ def make_ring(
                 ahead = uint32(ahead + step)
         load_weights(weights, thread, ptx.global_address(weight) + uint64(first) * uint64(16), own)
         if cluster > 1:
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
-        else:
-            cuda.syncthreads()
+            ptx.barrier_cluster_arrive_relaxed()  # this block has begun; its barriers are released by their fence
+        cuda.syncthreads()
 
         turn = uint32(0)
         while row < rows:
@@ -155,7 +155,12 @@ def make_ring(
             load(values, thread, stage, own)
             own_a, own_b = op.partial(values)
             ptx.fence_proxy_async_shared_cta()
-            a, b = together(uint32(turn & uint32(1)), thread, rank, own_a, own_b)
+            slot, slot_phase = ring(turn, 2)
+            if cluster > 1:
+                ptx.barrier_cluster_wait()
+            a, b = together(slot, slot_phase, thread, rank, own_a, own_b)
+            if cluster > 1:
+                ptx.barrier_cluster_arrive_relaxed()  # the pairs sent to this block have come: their table is free
             if thread == 0:
                 if ahead < rows:
                     fetch(x, ahead, first, own, stage)
@@ -170,6 +175,8 @@ def make_ring(
                 out[row, end] = value
             row = uint32(row + step)
             turn = uint32(turn + uint32(1))
+        if cluster > 1:
+            ptx.barrier_cluster_wait()  # the others may need the pairs that are sent from here
 
     return operation_kernel(
         op,

@@ -1,9 +1,13 @@
 """One row a block, or a cluster of blocks: where it waits between the pass that reduces it and the one that rescales.
 
 Several kernels are one here, by two questions. Where does a thread take its vectors from: global memory, or shared
-memory, into which the copy engine has fetched the row (or a block's part of it) by one bulk copy? And does it hold them
-in registers after that, or take them once more? A row that is taken from global memory twice comes from the L2 cache
-the second time, if the rows under way on the whole GPU fit into it.
+memory, into which the copy engine fetches the row, or a block's part of it? And does it hold them in registers after
+that, or take them once more? A row that is taken from global memory twice comes from the L2 cache the second time, if
+the rows under way on the whole GPU fit into it.
+
+No look waits for more than it needs. What all threads take at once from shared memory is a piece, with a copy and a
+barrier of its own, so that the first pieces are reduced while the last are on their way. Weights are asked for before
+the piece that they are for.
 
 The engine and 16-byte accesses move whole vectors; the last few elements of a row whose length is no multiple of that
 are read and written one by one, by a thread each of the last block.
@@ -23,7 +27,7 @@ from ...launch import Kernel
 from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
-from .block import make_across_grid, make_together, operation_kernel, pairs_buffer
+from .block import make_across_grid, make_together, meeting_members, operation_kernel
 from .operation import MAKERS
 from .vectors import make_vectors
 
@@ -82,80 +86,92 @@ def make_row(
     access = make_vectors(dtype)
     width = 1 if single else access.width
     count, words = vectors * width + 1, 4 * vectors  # the last is an element of the row's end, if the thread has one
-    by_engine, ahead = part_bytes > 0, uint32(vectors * threads)
+    by_engine, piece = part_bytes > 0, uint32(vectors * threads)
+    pieces = 1 if held else -(-part_bytes // (16 * vectors * threads))
+    by_barriers = by_engine or cluster > 1
     op = MAKERS[operation](count)
     weighted = op.weighted
-    held_weights = weighted and held
-    members = {"pairs": pairs_buffer(threads, cluster)}
+    weighted_vectors = weighted and not single
+    members = meeting_members(threads, cluster)
     if by_engine:
-        members |= {"part": Tiles(1, (part_bytes,), np.uint8), "full": Barriers(1)}
+        members |= {"part": Tiles(1, (part_bytes,), np.uint8), "full": Barriers(pieces)}
     if grid:
         members |= {"number": Buffer(1, np.uint32)}
     smem = Shared(**members)
-    together = make_together(op, smem, threads, cluster)
+    begin, together = make_together(op, smem, threads, cluster)
     ticket, across = make_across_grid(op, smem, threads)
     share = make_share(width)
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch(source, own):
-        if by_engine:
-            bar = smem.full[0]
-            ptx.mbarrier_init(bar, 1)
+    def fetch(source, own, policy):
+        if by_barriers:
+            begin()
+            if by_engine:
+                for i in range(pieces):
+                    ptx.mbarrier_init(smem.full[i], 1)
             ptx.fence_mbarrier_init()
-            ptx.mbarrier_arrive_expect_tx(bar, uint32(own * uint32(16)))
-            nbytes = uint32(own * uint32(16))
-            if own > 0:
-                if keep:
-                    policy = ptx.createpolicy_fractional_l2_evict_last(1.0)
-                    ptx.cp_async_bulk_shared_global_l2_hint(smem.part[0], source, nbytes, bar, policy)
-                else:
-                    ptx.cp_async_bulk_shared_global(smem.part[0], source, nbytes, bar)
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_vector(values, base, x, row, source, index, again):
         if by_engine:
-            access.load_shared(values, base, smem.part[0].address_of(uint32(index * uint32(16))))
-        elif single:
-            values[base] = float32(x[row, index])
-        elif keep:
-            if again:
-                policy = ptx.createpolicy_fractional_l2_evict_first(1.0)
-            else:
-                policy = ptx.createpolicy_fractional_l2_evict_last(1.0)
-            access.load_by_policy(values, base, source + uint64(index) * uint64(16), policy)
-        else:
-            access.load_global(values, base, source + uint64(index) * uint64(16))
+            for i in range(pieces):
+                start = uint32(uint32(i) * piece)
+                nbytes = uint32(uint32(min(piece, uint32(own - min(own, start)))) * uint32(16))
+                ptx.mbarrier_arrive_expect_tx(smem.full[i], nbytes)
+                if nbytes > 0:
+                    place = smem.part[0].address_of(uint32(start * uint32(16)))
+                    address = source + uint64(start) * uint64(16)
+                    if keep:
+                        ptx.cp_async_bulk_shared_global_l2_hint(place, address, nbytes, smem.full[i], policy)
+                    else:
+                        ptx.cp_async_bulk_shared_global(place, address, nbytes, smem.full[i])
 
     @cuda.jit(device=True, forceinline=True)
-    def load(values, x, row, source, index, own, again):
+    def load(values, x, row, source, index, own, policy):
         for i in range(vectors):
             unroll()
             vector = uint32(index + uint32(i * threads))
             if vector < own:
-                load_vector(values, i * width, x, row, source, vector, again)
+                if by_engine:
+                    access.load_shared(values, i * width, smem.part[0].address_of(uint32(vector * uint32(16))))
+                elif single:
+                    values[i] = float32(x[row, vector])
+                elif keep:
+                    access.load_by_policy(values, i * width, source + uint64(vector) * uint64(16), policy)
+                else:
+                    access.load_global(values, i * width, source + uint64(vector) * uint64(16))
             else:
                 for j in range(width):
                     unroll()
                     values[i * width + j] = float32(op.missing)
 
     @cuda.jit(device=True, forceinline=True)
-    def store(values, weights, factor, weight, weight_address, out, row, target, index, own):
+    def load_weights(weights, address, index, own):
+        for i in range(vectors if weighted_vectors else 0):
+            unroll()
+            vector = uint32(index + uint32(i * threads))
+            if vector < own:
+                access.keep(weights, 4 * i, address + uint64(vector) * uint64(16))
+
+    @cuda.jit(device=True, forceinline=True)
+    def rescale(values, weights, factor, weight, index, own):
+        for i in range(vectors * width):
+            unroll()
+            values[i] *= factor
+        if weighted:
+            for i in range(vectors):
+                unroll()
+                if not single:
+                    access.scale(values, i * width, weights, 4 * i)
+                elif uint32(index + uint32(i * threads)) < own:
+                    values[i] *= float32(weight[uint32(index + uint32(i * threads))])
+
+    @cuda.jit(device=True, forceinline=True)
+    def store(values, out, row, target, index, own):
         for i in range(vectors):
             unroll()
             vector = uint32(index + uint32(i * threads))
             if vector < own:
-                for j in range(width):
-                    unroll()
-                    values[i * width + j] *= factor
                 if single:
-                    if weighted:
-                        values[i] *= float32(weight[vector])
                     out[row, vector] = values[i]
                 else:
-                    if weighted:
-                        if not held:
-                            access.keep(weights, 4 * i, weight_address + uint64(vector) * uint64(16))
-                        access.scale(values, i * width, weights, 4 * i)
                     access.store_global(target + uint64(vector) * uint64(16), values, i * width)
 
     @cuda.jit(device=True, forceinline=True)
@@ -176,16 +192,15 @@ def make_row(
         target = ptx.global_address(out) + uint64(row) * uint64(out.strides[0]) + uint64(first) * uint64(16)
         weight_address = ptx.global_address(weight) + uint64(first) * uint64(16)
 
+        stay, go = uint64(0), uint64(0)
+        if keep:
+            stay = ptx.createpolicy_fractional_l2_evict_last(1.0)
+            go = ptx.createpolicy_fractional_l2_evict_first(1.0)
         if thread == 0:
-            fetch(source, own)
+            fetch(source, own, stay)
         if cluster > 1:
-            ptx.barrier_cluster_arrive_relaxed()  # this block has begun; there is nothing to release yet
-        if held_weights:
-            for i in range(vectors):
-                unroll()
-                vector = uint32(thread + uint32(i * threads))
-                if vector < own:
-                    access.keep(weights, 4 * i, weight_address + uint64(vector) * uint64(16))
+            ptx.barrier_cluster_arrive_relaxed()  # this block has begun; its barriers are released by their fence
+        load_weights(weights, weight_address, thread, own)
         values[count - 1] = float32(op.missing)
         if has_end:
             values[count - 1] = float32(x[row, end])
@@ -194,41 +209,52 @@ def make_row(
             mbarrier_wait(smem.full[0], 0)
 
         # One number or two for what each thread has …
-        load(values, x, row, source, thread, own, False)
+        load(values, x, row, source, thread, own, stay)
         own_a, own_b = op.partial(values)
         if not held:
-            index = uint32(thread + ahead)
+            index, number = uint32(thread + piece), uint32(1)
             while index < own:
-                load(values, x, row, source, index, own, False)
+                if by_engine:
+                    mbarrier_wait(smem.full[number], 0)
+                    number = uint32(number + uint32(1))
+                load(values, x, row, source, index, own, stay)
                 values[count - 1] = float32(op.missing)
                 other_a, other_b = op.partial(values)
                 own_a, own_b = op.merge(own_a, own_b, other_a, other_b)
-                index = uint32(index + ahead)
-        # … and for the row; the blocks of a cluster have all begun before one writes to another.
+                index = uint32(index + piece)
+        # … and for the row; the blocks of a cluster have all begun before one sends to another.
         if cluster > 1:
             ptx.barrier_cluster_wait()
-        a, b = together(uint32(0), thread, rank, own_a, own_b)
+        a, b = together(uint32(0), uint32(0), thread, rank, own_a, own_b)
+        if cluster > 1:
+            ptx.barrier_cluster_arrive_relaxed()  # this block needs nothing any more of the others
         if grid:
             a, b = across(state, pairs, row, rank, parts, thread, a, b)
 
         if held:
             factor = op.factor(own_a, a, b, inverse, epsilon)
-            store(values, weights, factor, weight, weight_address, out, row, target, thread, own)
+            rescale(values, weights, factor, weight, thread, own)
+            store(values, out, row, target, thread, own)
         else:
             factor = op.factor(a, a, b, inverse, epsilon)
             index = thread
             while index < own:
-                load(values, x, row, source, index, own, True)
+                behind = uint32(index + piece)
+                load(values, x, row, source, index, own, go)
                 for i in range(vectors * width):
                     unroll()
                     values[i] = op.weigh(values[i], a)
-                store(values, weights, factor, weight, weight_address, out, row, target, index, own)
-                index = uint32(index + ahead)
+                rescale(values, weights, factor, weight, index, own)
+                load_weights(weights, weight_address, behind, own)  # they come while these are stored
+                store(values, out, row, target, index, own)
+                index = behind
         if has_end:
             value = op.weigh(float32(x[row, end]), a) * op.factor(a, a, b, inverse, epsilon)
             if weighted:
                 value *= float32(weight[end])
             out[row, end] = value
+        if cluster > 1:
+            ptx.barrier_cluster_wait()  # the others may need the pairs that are sent from here
 
     name = "grid" if grid else "cluster" if cluster > 1 else "bulk" if by_engine else "registers" if held else "online"
     return operation_kernel(
