@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..overlap import Alone, Pipeline, Report, ideal
-from ..overlap.modes import COMPUTE, D2H, H2D, PREPARE, STAGES
+from ..overlap.modes import STAGES
 from ..overlap.rates import stages_alone
 from .batches import BatchInference
 from .model import Model
@@ -19,7 +18,9 @@ from .retrieval import OfDocuments, Request, Retrieval, Store, make_index
 _LENGTHS = (2, 18)  # of answers that computing is timed with
 _WIDTH = 64  # candidates that a search begins with
 _JUST_UNDER = 0.97  # of the longest stage: two equally long ones would take turns in holding each other up
-_TRIES = 6
+_SEARCHING = (
+    0.95  # of the time between two batches; the rest goes into writing prompts
+)
 _FILLING = 6  # batches until all stages are at work
 
 
@@ -169,14 +170,14 @@ def retrieval_beside_ideal(
     count = _fitted(_LENGTHS, (few.compute, many.compute), _JUST_UNDER * max(many.h2d, many.d2h), room)
     found: dict[str, Any] = {"document": document, "question": question, "answer": count}
     with Retrieval(store, batch, question, count, record=True, depth=depth, **options) as retrieval:
-        found["producer"] = []
-        for number in counts:  # what a search takes changes by a quarter within a second, with the host's other work
-            if not retrieval.pipeline.engines.modelled:
-                _balance_search(retrieval.pipeline, batches, index, vectors)
-            (row,) = runs_beside_ideal(retrieval.pipeline, batches, [number])
-            found["producer"].append(row | {"candidates": index.width})
+        if not retrieval.pipeline.engines.modelled:
+            index.share = _SEARCHING
+            run(retrieval.pipeline, batches, max(counts))
+        found["producer"] = runs_beside_ideal(retrieval.pipeline, batches, counts)
         if pictures:
             _draw(retrieval.pipeline, batches, pictures / "gpt2.retrieval")
+        index.share = None
+        found["candidates"] = index.width
     with Retrieval(store, batch, question, count, record=True, **options | {"mode": "serial_pinned"}) as retrieval:
         found["serial_pinned"] = runs_beside_ideal(retrieval.pipeline, batches, counts, 1)
     return found
@@ -187,12 +188,3 @@ def _fitted(at: tuple[int, int], seconds: tuple[float, float], wanted: float, mo
     slope = (seconds[1] - seconds[0]) / (at[1] - at[0])
     there = at[0] + (wanted - seconds[0]) / slope if slope > 0 else at[0]
     return int(np.clip(round(there), at[0], most))
-
-
-def _balance_search(pipeline: Pipeline, batches: Sequence[Any], index: OfDocuments, most: int) -> None:
-    """Make the search as thorough as the longest of the other stages leaves time for, all of them at work."""
-    for _ in range(_TRIES):
-        spans = [span for span in run(pipeline, batches, 6 * _FILLING).spans if span.batch >= _FILLING]
-        taken = {s: statistics.median(span.end - span.start for span in spans if span.stage == s) for s in STAGES}
-        factor = _JUST_UNDER * max(taken[stage] for stage in (H2D, COMPUTE, D2H)) / taken[PREPARE]
-        index.width = int(np.clip(round(index.width * factor), 1, most))

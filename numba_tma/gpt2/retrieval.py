@@ -14,6 +14,7 @@ each for another batch at the same time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +27,10 @@ from .batches import stream_of
 from .kernels import gpt2_move
 from .memory import part
 from .model import BFLOAT16, Launch, Model, PromptError, Session, padded
+
+# What of a missing or surplus share a search's width is changed by. Where searches are the longest stage they take all
+# of the time, however far they are beyond their share: what is seen of a surplus is small.
+_WIDER, _NARROWER = 0.3, 2.0
 
 
 class Index(Protocol):
@@ -55,17 +60,35 @@ class OfDocuments:
 
     Attributes:
         width: candidates that a search looks at: more of them take longer, and miss less.
+        share: of the time from one search's beginning to the next one's that a search is to take; the width follows, up
+            to as many as there are vectors. In a pipeline with a host thread of its own, searches are then as thorough
+            as the other stages leave time for. None: the width stays.
     """
 
-    def __init__(self, index: Any, documents: int, width: int = 64) -> None:
-        self._index, self._documents, self.width = index, documents, width
+    def __init__(self, index: Any, documents: int, width: int = 64, *, share: float | None = None) -> None:
+        self._index, self._documents, self.width, self.share = index, documents, width, share
+        self._last: tuple[float, float] | None = None  # when the last search began, and what it took
 
     def search(self, vectors: np.ndarray, count: int) -> Any:
         """As the index, with documents' numbers for keys."""
+        begin = time.perf_counter()
+        if self.share is not None and self._last is not None:
+            self._follow(begin)
         self._index.expansion_search = self.width
         # One thread: to start a thread for each vector takes longer than to search for it.
         self.keys = np.asarray(self._index.search(vectors, count, threads=1).keys) % self._documents
+        self._last = begin, time.perf_counter() - begin
         return self
+
+    def _follow(self, begin: float) -> None:
+        """In small steps: what a search takes changes by a quarter from one second to the next, with what else the host
+        does."""
+        last, took = self._last
+        missing = self.share - took / (begin - last)
+        wanted = self.width * (1 + (_WIDER if missing > 0 else _NARROWER) * missing)
+        # A step of one at least: a small width would not change by a few percent.
+        width = max(round(wanted), self.width + 1) if missing > 0 else min(round(wanted), self.width - 1)
+        self.width = min(max(1, width), len(self._index))
 
 
 @dataclass(frozen=True)

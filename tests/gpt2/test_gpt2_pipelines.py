@@ -12,7 +12,7 @@ from numba_tma.gpt2.batches import BatchInference
 from numba_tma.gpt2.benchmark_workloads import batches_beside_ideal, gains, retrieval_beside_ideal
 from numba_tma.gpt2.config import Config
 from numba_tma.gpt2.model import PromptError, Session
-from numba_tma.gpt2.retrieval import Request, Retrieval, Store, make_index
+from numba_tma.gpt2.retrieval import OfDocuments, Request, Retrieval, Store, make_index
 from numba_tma.gpt2.weights import random_weights
 from numba_tma.overlap import BatchError, Model
 
@@ -78,6 +78,32 @@ def test_a_library_searches(rng):
     wanted = rng.integers(0, 500, 20)
     found = make_index(vectors).search(vectors[wanted] + 0.01 * unit(rng, (20, 32)), 1).keys
     assert np.count_nonzero(np.asarray(found)[:, 0] == wanted) >= 17  # the index is an approximate one
+
+
+@pytest.mark.parametrize("width", [1, 100, 5000])
+def test_searches_take_their_share(monkeypatch, width):
+    """A search that takes 50 µs a candidate, beside another stage that takes 5 ms a batch."""
+    now = 0.0
+
+    class Searching:
+        expansion_search = 0
+
+        def __len__(self):
+            return 5000
+
+        def search(self, vectors, count, threads):
+            nonlocal now
+            now += 50e-6 * self.expansion_search
+            return Nearest(np.eye(4)).search(vectors, count)
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    index, widths = OfDocuments(Searching(), 4, width, share=0.9), []
+    for _ in range(400):
+        begin = now
+        assert index.search(np.eye(4)[[2]], 1).keys == [[2]]
+        widths.append(index.width)
+        now = max(begin + 5e-3, now)
+    assert all(81 <= wide <= 99 for wide in widths[-100:])  # of the 100 that there is time for
 
 
 def test_retrieval(rng, weights, model):
