@@ -188,12 +188,12 @@ def claims(results: Path) -> list[list[str]]:
     return [
         [
             "20",
-            f"GPT-2, {back[0]['tokens']} tokens a batch, logits of one position to all: more throughput with three streams",
+            f"GPT-2, {back[0]['tokens']} tokens a batch, logits of one position to all: more throughput",
             f"{min(more):.0%} to {max(more):.0%}",
         ],
         [
             "21",
-            "GPT-2, 8,192 tokens a batch, logits of 224 of 1,024 positions out, three streams beside serial, 4 and 8 batches",
+            "GPT-2, 8,192 tokens, logits of 224 of 1,024 positions, three streams beside serial, 4 and 8 batches",
             " and ".join(f"{serial[n]['seconds'] / three[n]['seconds']:.2f} ×" for n in (4, 8)),
         ],
         ["23", f"retrieval with GPT-2, {retrieval['batches']} batches: computing, of all the time", f"{use:.0%}"],
