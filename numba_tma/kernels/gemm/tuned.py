@@ -23,7 +23,7 @@ from ...launch import Kernel, kernel
 from ...pipeline import make_meet, make_release, mbarrier_wait, ring
 from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
-from ...warpgroup import ROW_BYTES, k_elements, make_product
+from ...warpgroup import ROW_BYTES, consumer_number, k_elements, make_product
 from .epilogue import make_direct_store
 from .persistent import make_staged_store, tile_of
 from .warpgroup import (
@@ -268,7 +268,7 @@ def make_tuned(
         else:
             if two:
                 ptx.setmaxnreg_inc(CONSUMER_REGISTERS)
-            group = uint32(thread // uint32(WARPGROUP) - uint32(1))
+            group = consumer_number(thread, consumers)
             thread = uint32(thread % uint32(WARPGROUP))
             mine = uint32(group * uint32(GROUP_ROWS * ROW_BYTES))
             accumulator = cuda.local.array(accumulators, float32)
@@ -280,7 +280,8 @@ def make_tuned(
                 if shared_bias:
                     _, column = place(m, n, rank)
                     load_bias(kept, bias, column, thread, width)
-                for block in range(k_blocks):
+                block = uint32(0)  # of 32 bits, as `range` would not be: it stays in a uniform register
+                while block < k_blocks:
                     unroll(1)
                     stage, phase = ring(use, stages)
                     mbarrier_wait(smem.full[stage], phase)
@@ -291,6 +292,7 @@ def make_tuned(
                         before, _ = ring(uint32(use - uint32(1)), stages)
                         release(smem.empty[before], thread)
                     use = uint32(use + uint32(1))
+                    block = uint32(block + uint32(1))
                 wait_group(accumulator, 0)
                 before, _ = ring(uint32(use - uint32(1)), stages)
                 release(smem.empty[before], thread)
@@ -387,22 +389,24 @@ def make_split(
                     k, bar = uint32(uint32(block) * uint32(depth)), smem.full[stage]
                     fetch(smem.a[stage], smem.b[stage], a_map, b_map, row, column, k, a_batch, b_batch, bar, uint32(0))
         else:
-            group = uint32(thread // uint32(WARPGROUP) - uint32(1))
+            group = consumer_number(thread, consumers)
             mine = uint32(group * uint32(GROUP_ROWS * ROW_BYTES))
             accumulator = cuda.local.array(accumulators, float32)
             for i in range(accumulators):
                 unroll()
                 accumulator[i] = float32(0)  # K may have fewer blocks than the cluster
-            for block in range(start, end):
+            use, uses = uint32(0), uint32(max(end, start) - start)
+            while use < uses:
                 unroll(1)
-                stage, phase = ring(uint32(block - start), stages)
+                stage, phase = ring(use, stages)
                 mbarrier_wait(smem.full[stage], phase)
                 a, b = uint32(ptx.shared_address(smem.a[stage]) + mine), ptx.shared_address(smem.b[stage])
                 product(accumulator, a, b, True)
                 wait_group(accumulator, 1)
-                if block > start and thread % uint32(WARPGROUP) == 0:
-                    before, _ = ring(uint32(block - start - 1), stages)
+                if use > 0 and thread % uint32(WARPGROUP) == 0:
+                    before, _ = ring(uint32(use - uint32(1)), stages)
                     ptx.mbarrier_arrive(smem.empty[before])
+                use = uint32(use + uint32(1))
             wait_group(accumulator, 0)
             keep(accumulator, group, uint32(thread % uint32(WARPGROUP)))
         ptx.barrier_cluster_arrive()
