@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
+import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ from typing import Any
 from tabulate import tabulate
 
 from numba_tma import driver, suite
-from numba_tma.overlap import Model, measure, pitfalls, soak, table, timeline
+from numba_tma.overlap import Model, measure, peers, pitfalls, soak, table, timeline
+from numba_tma.overlap.rates import measure_peer_rates
 from numba_tma.tables import overlap as tables
 
 
@@ -63,7 +67,8 @@ class Session:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        on_model = options.model or not driver.device_count()
+        self.gpus = driver.device_count()
+        on_model = options.model or not self.gpus
         nbytes = int((options.mib if options.mib is not None else (1 / 1024 if on_model else 64)) * 2**20)
         self.found: dict[str, Any] = {"circumstances": suite.circumstances()}
         if on_model:
@@ -128,14 +133,70 @@ class Session:
         names = [name for name in pitfalls.PITFALLS if self.model is None or name not in pitfalls.NEED_GPU]
         return {name: self.pitfall(name) for name in names}
 
+    def peer(self) -> dict[str, Any]:
+        """Copies from one GPU to another, and a pipeline whose batches lie there.
+
+        Raises:
+            LaunchError: there are no two GPUs.
+        """
+        self.need("peer: copies from GPU to GPU", 2)
+        found: dict[str, Any] = {
+            "gpus": [driver.device_name(gpu) for gpu in range(self.gpus)],
+            "rates": [rates.as_dict() for rates in measure_peer_rates()],
+        }
+        show(tables.peer_rows(found["rates"]))
+        found["pipeline"] = peers.fed_from(self.words, self.rounds)
+        show(tables.fed_rows(found["pipeline"]))
+        return found
+
+    def shards(self) -> list[dict[str, Any]]:
+        """GPT-2's batches over the GPUs, by Dask.
+
+        Raises:
+            LaunchError: there is no GPU.
+        """
+        from numba_tma.gpt2 import benchmark_shards
+
+        self.need("shards: workers with a GPU each", 1)
+        begin = time.perf_counter()
+        benchmark_shards.precompile(os.cpu_count() or 1)
+        print(f"GPT-2's kernels: {time.perf_counter() - begin:.0f} s", flush=True)
+        self.found["circumstances"] |= {
+            "distributed": importlib.metadata.version("distributed"),
+            "cpu_cores": os.cpu_count(),
+        }
+        self.found["shards"] = found = []
+        for row in benchmark_shards.by_gpus(range(self.gpus)):
+            found.append(row)
+            print(row, flush=True)
+            self.save()
+        show(tables.shard_rows(found))
+        show(tables.transfer_rows(found))
+        return found
+
+    def need(self, what: str, gpus: int) -> None:
+        """Refuse a part that measures.
+
+        Raises:
+            LaunchError: there are fewer GPUs, or a model was asked for.
+        """
+        if self.model is not None or self.gpus < gpus:
+            here = "none is used" if self.model is not None else f"there is {self.gpus}"
+            raise driver.LaunchError(f"{what} need {'a GPU' if gpus == 1 else f'{gpus} GPUs'}, and here {here}")
+
+    def save(self) -> None:
+        """Write what has been found, if a file is wanted."""
+        if self.options.json:
+            self.options.json.parent.mkdir(parents=True, exist_ok=True)
+            self.options.json.write_text(json.dumps(self.found, indent=1) + "\n")
+
     def sweeps(self) -> dict[str, Any]:
         """Shares of kernel and copy, graphs, preparing, depths.
 
         Raises:
             LaunchError: there is no GPU.
         """
-        if self.model is not None:
-            raise driver.LaunchError("sweeps: they are measurements and need a GPU")
+        self.need("sweeps: measurements", 1)
         found = {
             "shares": measure.shares(self.words, self.rounds),
             "depths": measure.depths(self.words, self.rounds),
@@ -147,11 +208,13 @@ class Session:
         return found
 
 
-PARTS: dict[str, Callable[[Session], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[Session], Any]] = {
     "modes": Session.modes,
     "soak": Session.soak,
     "pitfalls": Session.pitfalls,
     "sweeps": Session.sweeps,
+    "peer": Session.peer,
+    "shards": Session.shards,
 }
 
 
@@ -170,9 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
             part = PARTS.get(name)
             session.found[name] = part(session) if part else session.pitfall(name)
             sys.stdout.flush()
-            if options.json:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(json.dumps(session.found, indent=1) + "\n")
+            session.save()
     except ArithmeticError as error:
         print(f"overlap: {error}", file=sys.stderr)
         return 1

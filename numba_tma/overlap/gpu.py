@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .. import driver
+from .. import arrays, driver
 from ..device_array import DeviceArray
 from ..driver import check
 from .windows import window
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """An array in a GPU's memory for a copy in to read.
+
+    Attributes:
+        array: whoever owns the memory, kept alive.
+        pointer, nbytes: where it lies, and how much there is.
+        ordinal: of that GPU.
+        written: an event behind all that may still write the array; None where there is nothing to copy.
+    """
+
+    array: Any
+    pointer: int
+    nbytes: int
+    ordinal: int
+    written: Any
 
 
 class GpuEngines:
@@ -42,9 +63,14 @@ class GpuEngines:
         self.name = driver.device_name(self.ordinal)
         self._origin: Any = None
         self._host_origin = 0.0
+        self._arrivals: dict[int, Any] = {}  # of each GPU that arrays came from, a stream that waits for their writers
 
     def enter_thread(self) -> None:
         """Make the GPU this thread's current one."""
+        self.make_current()
+
+    def make_current(self) -> None:
+        """The same, after others' code may have made another GPU current."""
         self._device.set_current()
 
     # Host time, which a model keeps for each thread by itself.
@@ -144,15 +170,61 @@ class GpuEngines:
         """Whether a host array lies in page-locked memory, whoever locked it."""
         return is_pinned(array)
 
+    def on_device(self, array: Any, view: arrays.ArrayView) -> OnDevice:
+        """A contiguous array in the memory of this GPU or another for `copy_in`, which will wait for its writers: for
+        PyTorch's current stream, the `stream` of a CUDA array interface, or what DLPack has a consumer wait for. Where
+        an interface names no stream, for the default stream, which is where Numba's and this package's arrays are
+        written unless somebody says otherwise.
+        """
+        nbytes = view.size * view.dtype.itemsize
+        if not nbytes:
+            return OnDevice(array, 0, 0, self.ordinal, None)
+        from cuda.core import Device
+
+        ordinal = device_of(view.pointer)
+        device = Device(ordinal)
+        device.set_current()  # an event, the default stream, and what a library calls current are each GPU's own
+        try:
+            arrivals = self._arrivals.get(ordinal)
+            if arrivals is None:
+                if ordinal != self.ordinal:
+                    enable_peer_access(self.ordinal, ordinal)
+                    device.set_current()
+                arrivals = self._arrivals[ordinal] = device.create_stream(options=self._stream_options)
+            if arrays.is_torch(array):
+                arrivals.wait(self.adopt(sys.modules["torch"].cuda.current_stream(ordinal)))
+            elif hasattr(array, "__cuda_array_interface__"):
+                arrivals.wait(self.adopt(array.__cuda_array_interface__.get("stream")))
+            else:
+                from cuda.core.utils import StridedMemoryView
+
+                StridedMemoryView.from_dlpack(array, stream_ptr=int(arrivals.handle))
+            return OnDevice(array, view.pointer, nbytes, ordinal, arrivals.record())
+        finally:
+            self.make_current()
+
     # Work.
 
-    def copy_in(self, target: DeviceArray, source: np.ndarray, stream: Any) -> None:
-        """Enqueue a copy to the device; both are contiguous."""
-        if source.nbytes:
-            from cuda.bindings import driver as cu
+    def copy_in(self, target: DeviceArray, source: np.ndarray | OnDevice, stream: Any) -> None:
+        """Enqueue a copy to the device, from the host, the same GPU or another; both are contiguous.
 
-            address = source.ctypes.data
-            check(cu.cuMemcpyHtoDAsync(target.pointer, address, source.nbytes, stream.handle), "cuMemcpyHtoDAsync")
+        From another GPU the copy is direct if `enable_peer_access` could make it so; else the driver takes the bytes
+        through the host's memory.
+        """
+        if not source.nbytes:
+            return
+        from cuda.bindings import driver as cu
+
+        to, nbytes, handle = target.pointer, source.nbytes, stream.handle
+        if not isinstance(source, OnDevice):
+            check(cu.cuMemcpyHtoDAsync(to, source.ctypes.data, nbytes, handle), "cuMemcpyHtoDAsync")
+            return
+        stream.wait(source.written)
+        if source.ordinal == self.ordinal:
+            check(cu.cuMemcpyDtoDAsync(to, source.pointer, nbytes, handle), "cuMemcpyDtoDAsync")
+        else:  # not cuMemcpyAsync: that refuses memory of another GPU's pool (cudaMallocAsync)
+            here, there = primary_context(self.ordinal), primary_context(source.ordinal)
+            check(cu.cuMemcpyPeerAsync(to, here, source.pointer, there, nbytes, handle), "cuMemcpyPeerAsync")
 
     def copy_out(self, target: np.ndarray, source: DeviceArray, stream: Any) -> None:
         """Enqueue a copy from the device; both are contiguous."""
@@ -246,3 +318,55 @@ def is_pinned(array: np.ndarray) -> bool:
     key = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
     status, kind = cu.cuPointerGetAttribute(key, array.ctypes.data)
     return int(status) == 0 and int(kind) == int(cu.CUmemorytype.CU_MEMORYTYPE_HOST)
+
+
+def device_of(pointer: int) -> int:
+    """Ordinal of the GPU that an address in device memory belongs to."""
+    from cuda.bindings import driver as cu
+
+    key = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(check(cu.cuPointerGetAttribute(key, pointer), f"asking whose memory {pointer:#x} is"))
+
+
+@functools.cache
+def primary_context(ordinal: int) -> Any:
+    """The context that everybody who uses a GPU by way of CUDA's runtime shares."""
+    from cuda.bindings import driver as cu
+
+    device = check(cu.cuDeviceGet(ordinal), "cuDeviceGet")
+    return check(cu.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
+
+
+def can_access_peer(ordinal: int, peer: int) -> bool:
+    """Whether GPU `ordinal` can read another's memory directly, over NVLink or PCIe."""
+    from cuda.bindings import driver as cu
+
+    return bool(check(cu.cuDeviceCanAccessPeer(ordinal, peer), "cuDeviceCanAccessPeer"))
+
+
+def enable_peer_access(ordinal: int, peer: int) -> bool:
+    """Let GPU `ordinal`, which becomes the current one, read `peer`'s memory directly from now on, where it can.
+
+    Returns: whether it can.
+    """
+    from cuda.bindings import driver as cu
+
+    if not can_access_peer(ordinal, peer):
+        return False
+    check(cu.cuCtxSetCurrent(primary_context(ordinal)), "cuCtxSetCurrent")
+    status = cu.cuCtxEnablePeerAccess(primary_context(peer), 0)[0]
+    if status == cu.CUresult.CUDA_ERROR_TOO_MANY_PEERS:
+        return False
+    if status != cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:  # by another pipeline, or another library
+        check(status, f"cuCtxEnablePeerAccess of GPU {peer} for GPU {ordinal}")
+    return True
+
+
+def disable_peer_access(ordinal: int, peer: int) -> None:
+    """Take that back, for a measurement: others in this process may count on it."""
+    from cuda.bindings import driver as cu
+
+    check(cu.cuCtxSetCurrent(primary_context(ordinal)), "cuCtxSetCurrent")
+    status = cu.cuCtxDisablePeerAccess(primary_context(peer))[0]
+    if status != cu.CUresult.CUDA_ERROR_PEER_ACCESS_NOT_ENABLED:
+        check(status, f"cuCtxDisablePeerAccess of GPU {peer} for GPU {ordinal}")

@@ -121,6 +121,9 @@ class ModelEngines:
         """A thread's clock starts where time counts from."""
         self._clocks.now = self._origin
 
+    def make_current(self) -> None:
+        """There is no GPU that could be the current one."""
+
     def now(self) -> float:
         """This thread's clock, in seconds since `begin`."""
         return self._clock() - self._origin

@@ -19,15 +19,15 @@ import numpy as np
 
 from .. import arrays, driver
 from . import timeline
-from .gpu import GpuEngines
+from .gpu import GpuEngines, OnDevice
 from .model import Model, ModelEngines
 from .modes import COMPUTE, D2H, H2D, PREPARE, THREE_STREAMS, Mode, mode_of
 from .ranges import ranged
 from .report import Report, Span
 from .ring import Lease, Ring, Slot, specs
-from .windows import window
 
 SOURCE, RESULT = "source", "result"  # where an error may come from, besides the stages
+_DLPACK_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
 class BatchError(RuntimeError):
@@ -79,8 +79,9 @@ class Result:
 @dataclass(frozen=True)
 class Rehearsal:
     """A batch on the device: `compute()` enqueues its computation on `stream`, `prepare()` prepares it once more and
-    gives the seconds that took."""
+    gives the seconds that took. It was copied in from `sources`."""
 
+    sources: Mapping[str, np.ndarray | OnDevice]
     inputs: dict[str, Any]
     outputs: dict[str, Any]
     stream: Any
@@ -104,7 +105,6 @@ class _Job:
         self.index = index
         self.slot = slot
         self.error = error
-        self.sources: Mapping[str, np.ndarray] = {}  # what the copies in read; kept alive until they have
         self.prepared: tuple[float, float] | None = None
         self.stamp = 0.0
 
@@ -134,8 +134,8 @@ class Pipeline:
         depth: slots in the ring, each with the buffers of one batch: pinned and device, inputs and outputs. By default
             4 (one being prepared or copied in, one computed, one copied out, one read), 2 in a serial mode.
         prepare: `prepare(batch, buffers)` writes a batch into `buffers`, a dict of host arrays by input's name, in
-            place of copying arrays into them. What of it lies in pinned memory elsewhere it may return, a dict of
-            arrays: they are read where they are and must not change until the batch's result has come.
+            place of copying arrays into them. What of it lies in pinned memory elsewhere, or on a GPU, it may return, a
+            dict of arrays: they are read where they are and must not change until the batch's result has come.
         elsewhere: inputs that `prepare` always returns so; slots then have no host buffers for them.
         graph: capture what `compute` enqueues for a slot into a CUDA graph once, and launch that. `compute` is then
             called twice a slot, before the first batch, on inputs of zeros, and has to enqueue the same work each time.
@@ -234,6 +234,10 @@ class Pipeline:
         read where they are and must not change until the batch's result has come; others are copied into the slot's
         buffers first.
 
+        Arrays on a GPU, this one or another, are read where they are too, behind what had been enqueued on PyTorch's
+        current stream, on the stream of their array interface, or as DLPack has it, when the batch was taken: in mode
+        "producer" by another thread. The pipeline's GPU is the current one of the threads that it works in.
+
         When a stage fails, the batches before are delivered, then `BatchError` is raised; those after it are cancelled.
         The same on leaving the loop early, an exception in it, or Ctrl-C: what is under way is awaited and dropped, all
         slots come back, and the pipeline may run again.
@@ -280,7 +284,7 @@ class Pipeline:
                 numbered[self.mode.stream_of(COMPUTE, 0)] for numbered in (self._streams, self._arguments)
             )
             for name, array in slot.inputs.items():
-                self.engines.copy_in(array, job.sources[name], stream)
+                self.engines.copy_in(array, slot.sources[name], stream)
             self.engines.drain([stream])
             work = slot.graph if slot.graph is not None else self._compute
 
@@ -291,7 +295,7 @@ class Pipeline:
                 begin, end = self._prepared(_Taken(0, batch), slot).prepared
                 return end - begin
 
-            yield Rehearsal(slot.inputs, slot.outputs, stream, compute, prepare)
+            yield Rehearsal(slot.sources, slot.inputs, slot.outputs, stream, compute, prepare)
         finally:
             self._stop()
 
@@ -490,12 +494,12 @@ class Pipeline:
         def work() -> None:
             if self.prepare is not None:
                 elsewhere = self.prepare(taken.batch, slot.host_inputs) or {}
-                job.sources = slot.host_inputs | self._staged(elsewhere, slot.host_inputs)
-                missing = [name for name in self.inputs if name not in job.sources]
+                slot.sources = slot.host_inputs | self._staged(elsewhere, slot.host_inputs)
+                missing = [name for name in self.inputs if name not in slot.sources]
                 if missing:
                     raise ValueError(f"prepare returned no {', '.join(missing)}, which lie elsewhere, as was said")
             else:
-                job.sources = self._staged(_named(taken.batch, self.inputs), slot.host_inputs)
+                slot.sources = self._staged(_named(taken.batch, self.inputs), slot.host_inputs)
 
         if job.error is None:
             try:
@@ -506,40 +510,58 @@ class Pipeline:
         job.stamp = self.engines.now()
         return job
 
-    def _staged(self, given: Mapping[str, Any], buffers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Where the copies in read each input: pinned arrays as they are, others copied into the slot's buffers."""
+    def _staged(self, given: Mapping[str, Any], buffers: dict[str, np.ndarray]) -> dict[str, np.ndarray | OnDevice]:
+        """Where the copies in read each input: arrays on a GPU or in pinned memory as they are, others copied into the
+        slot's buffers."""
         sources = {}
-        for name, array in given.items():
+        for name, value in given.items():
             if name not in self.inputs:
                 raise ValueError(f"array {name!r}; the inputs are {', '.join(self.inputs)}")
-            spec, host = self.inputs[name], _host_array(array, name)
-            if host.shape != spec.shape or host.dtype != spec.dtype:
+            spec, array = self.inputs[name], _located(value)
+            if array.shape != spec.shape or array.dtype != spec.dtype:
                 raise ValueError(
-                    f"input {name!r}: {host.dtype} of shape {host.shape}; the pipeline was made for {spec.dtype} of "
+                    f"input {name!r}: {array.dtype} of shape {array.shape}; the pipeline was made for {spec.dtype} of "
                     f"shape {spec.shape}: pad the batch, or make a pipeline for it"
                 )
-            if host.flags.c_contiguous and (not self.mode.pinned or self.engines.is_pinned(host)):
-                sources[name] = host
+            if isinstance(array, arrays.ArrayView):
+                sources[name] = self._from_device(name, value, array)
+            elif array.flags.c_contiguous and (not self.mode.pinned or self.engines.is_pinned(array)):
+                sources[name] = array
             elif name not in buffers:
                 raise ValueError(
                     f"input {name!r} lies elsewhere, as was said, and in no page-locked memory, or not row by row: it "
                     f"cannot be copied from there"
                 )
             else:
-                np.copyto(buffers[name], host)
+                np.copyto(buffers[name], array)
                 sources[name] = buffers[name]
         return sources
+
+    def _from_device(self, name: str, value: Any, view: arrays.ArrayView) -> OnDevice:
+        """An array that a GPU has, for the copy in."""
+        if view.layout != "C":
+            raise ValueError(
+                f"input {name!r}: strides {view.strides} B of shape {view.shape} on a GPU leave gaps or change the "
+                f"order; a copy engine reads row by row: make a contiguous copy there first"
+            )
+        if self.engines.modelled:
+            raise TypeError(
+                f"input {name!r} lies on a GPU, and this pipeline runs on a model of one, which takes arrays from host "
+                f"memory: leave model=… out, or copy the array to the host"
+            )
+        return self.engines.on_device(value, view)
 
     def _submit(self, job: _Job) -> None:
         """Enqueue the copies and the computation."""
         engines, slot, stage = self.engines, job.slot, H2D
+        engines.make_current()  # the source of batches, or whoever awaits results, may work on another GPU
         numbers = {stage: self.mode.stream_of(stage, job.index) for stage in (H2D, COMPUTE, D2H)}
         try:
             with ranged(H2D, job.index):
                 stream = self._streams[numbers[H2D]]
                 engines.record(slot.began[H2D], stream)
                 for name, array in slot.inputs.items():
-                    engines.copy_in(array, job.sources[name], stream)
+                    engines.copy_in(array, slot.sources[name], stream)
                 engines.record(slot.ended[H2D], stream)
             stage = COMPUTE
             with ranged(COMPUTE, job.index):
@@ -578,7 +600,7 @@ class Pipeline:
                 job.fail(RESULT, error)
         if job.error is not None:
             raise job.error
-        job.sources = {}
+        slot.sources = {}
         self._note(job)
         if copy:
             result = Result(job.index, {name: array.copy() for name, array in slot.host_outputs.items()})
@@ -626,18 +648,16 @@ def _named(batch: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _host_array(value: Any, name: str) -> np.ndarray:
-    """A NumPy array over the memory of any host array.
-
-    Raises:
-        TypeError: it lies on a device.
-    """
+def _located(value: Any) -> np.ndarray | arrays.ArrayView:
+    """A NumPy array over the memory of any host array; where an array on a GPU lies."""
     if isinstance(value, np.ndarray):
         return value
-    if arrays.is_torch(value):
-        view = arrays.view(value)
-        if not view.host:
-            raise TypeError(f"input {name!r} lies on a GPU already; the pipeline takes it from host memory")
-        if view.layout == "C":
-            return window(value, view.pointer, view.shape, view.dtype)
-    return np.asarray(value)
+    if not (arrays.is_torch(value) or hasattr(value, "__cuda_array_interface__") or _on_gpu_by_dlpack(value)):
+        return np.asarray(value)
+    view = arrays.view(value)
+    return arrays.reinterpret(value, view.dtype, view.shape, view.strides) if view.host else view
+
+
+def _on_gpu_by_dlpack(value: Any) -> bool:
+    kind = getattr(value, "__dlpack_device__", None)
+    return kind is not None and int(kind()[0]) in _DLPACK_GPU

@@ -68,6 +68,7 @@ class Slot:
         self.outputs = {name: engines.device_array(s.shape, s.dtype) for name, s in outputs.items()}
         self.began = {stage: engines.event() for stage in (H2D, COMPUTE, D2H)}
         self.ended = {stage: engines.event() for stage in (H2D, COMPUTE, D2H)}
+        self.sources: Mapping[str, Any] = {}  # what the copies in read; kept alive until they have
         self.graph: Any = None
         self.stamp = 0.0  # when it was given back, on the clock of who did
 
@@ -76,7 +77,7 @@ class Slot:
         if hasattr(self.graph, "close"):
             self.graph.close()
         self.host_inputs, self.host_outputs, self.inputs, self.outputs = {}, {}, {}, {}
-        self.began, self.ended, self.graph = {}, {}, None
+        self.began, self.ended, self.sources, self.graph = {}, {}, {}, None
 
 
 class Ring:
@@ -133,6 +134,7 @@ class Ring:
             if self._closed:
                 slot.free()
             elif not _among(self._free, slot):
+                slot.sources = {}
                 slot.stamp = self._now()
                 self._free.append(slot)
                 self._changed.notify_all()

@@ -1,6 +1,7 @@
 """Tables of docs/overlap.md and docs/overlap_pitfalls.md, and what they answer in docs/claims.md.
 
-`PITFALLS`, `SWEEPS`, `soak_rows` and `fault_rows` make rows of what a run has found: scripts/overlap.py prints them.
+`PITFALLS`, `SWEEPS` and the functions of a name in `_rows` make rows of what a run has found, which scripts/overlap.py
+prints.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .records import load
 Rows = tuple[list[list[Any]], list[str]]  # and the columns' names
 
 RESULTS = "h200_overlap.json"
+PEER_RESULTS = "h200_peer.json"
 _MODES = {
     "serial_pageable": "serial, pageable memory",
     "serial_pinned": "serial, pinned memory",
@@ -145,6 +147,64 @@ def fault_rows(faults: list[dict[str, Any]]) -> Rows:
     return rows, ["", "fault put into", "error names", "delivered before", "slots back", "right in a second run"]
 
 
+def peer_rows(found: list[dict[str, Any]]) -> Rows:
+    """Of `rates.measure_peer_rates`."""
+    rows = []
+    for rates in found:
+        how = "direct" if rates["access"] else "through the host"
+        for other, suffix in (("idle", "_alone"), ("busy", "")):
+            there, back = (f"{rates[f'to_{end}{suffix}'] / 1e9:.1f}" for end in ("device", "peer"))
+            rows.append([f"{how}, the other direction {other}", there, back])
+    ends = found[0]["peer"], found[0]["device"]
+    return rows, ["GB/s", *("GPU {} to GPU {}".format(*way) for way in (ends, ends[::-1]))]
+
+
+def fed_rows(found: dict[str, dict[str, Any]]) -> Rows:
+    """Of `peers.fed_from`."""
+    rows = [
+        [
+            place,
+            seconds(row["copy_in_alone_seconds"]),
+            seconds(row["seconds"]),
+            *(f"{row['utilisation'][stage]:.0%}" for stage in ("H2D", "compute", "D2H")),
+            f"{row['share_of_ideal']:.1%}",
+        ]
+        for place, row in found.items()
+    ]
+    row = next(iter(found.values()))
+    runs = f"{row['batches']} batches"
+    where = f"batches of {_mib(row['bytes'])} in"
+    return rows, [where, "a copy in, alone", runs, "copy in busy", "compute busy", "copy out busy", "of ideal"]
+
+
+def shard_rows(found: list[dict[str, Any]]) -> Rows:
+    """Of `gpt2.benchmark_shards.by_gpus`."""
+    rows = []
+    for every in dict.fromkeys(row["every"] for row in found):
+        of_kind = [row for row in found if row["every"] == every]
+        one = next((row for row in of_kind if row["gpus"] == 1), None)
+        for row in of_kind:
+            rate = row["batches"] / row["seconds"]
+            to_one = rate * one["seconds"] / one["batches"] if one is not None and row["gpus"] else None
+            where = f"Dask, {row['gpus']} GPU{'s' * (row['gpus'] > 1)}" if row["gpus"] else "one process, one GPU"
+            size = f"{row['bytes_out'] / 1e6:.3g} MB"
+            rows.append([where, size, f"{rate:.3g}", f"{to_one:.2f}×" if to_one else ""])
+            if not row["gpus"]:
+                copied = row["batches"] / row["copied_seconds"]
+                rows.append([f"{where}, results copied", size, f"{copied:.3g}", ""])
+    return rows, ["8 × 1024 tokens a batch", "a batch's results", "batches a second", "to Dask on one GPU"]
+
+
+def transfer_rows(found: list[dict[str, Any]]) -> Rows:
+    """Of the same: what Dask's transfers take."""
+    rows = []
+    for row in found:
+        for way, taken in row.get("transfer_seconds", {}).items():
+            size = f"{row['bytes_out'] / 1e6:.3g} MB"
+            rows.append([f"{size}, {way}", seconds(taken), f"{row['bytes_out'] / taken / 1e9:.2f}"])
+    return rows, ["a batch's results from a worker", "time", "GB/s"]
+
+
 def _pageable(found: dict[str, Any]) -> Rows:
     kinds = ("pinned", "pageable")
     runs = [[f"eight batches on three streams, {kind}", seconds(found[f"{kind}_seconds"])] for kind in kinds]
@@ -267,11 +327,11 @@ def headline(results: Path) -> list[list[str]]:
     return [["pipeline of copies and kernels, 8 batches of equal stages", gain]]
 
 
-def _page(path: tuple[str, ...], rows_of: Callable[[Any], Rows]) -> Callable[[Path], str]:
-    """The table for a page out of the results that lie at `path`."""
+def _page(path: tuple[str, ...], rows_of: Callable[[Any], Rows], results_in: str = RESULTS) -> Callable[[Path], str]:
+    """The table for a page out of the results that lie at `path` in a file."""
 
     def made(results: Path) -> str:
-        found = load(results, RESULTS)
+        found = load(results, results_in)
         for name in path:
             found = found[name]
         return markdown(*rows_of(found))
@@ -284,6 +344,10 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "overlap modes": _modes,
     "overlap use": _use,
     **{f"overlap {name}": _page(("sweeps", name), rows_of) for name, rows_of in SWEEPS.items()},
+    "overlap peer": _page(("peer", "rates"), peer_rows, PEER_RESULTS),
+    "overlap fed": _page(("peer", "pipeline"), fed_rows, PEER_RESULTS),
+    "overlap shards": _page(("shards",), shard_rows, PEER_RESULTS),
+    "overlap transfers": _page(("shards",), transfer_rows, PEER_RESULTS),
     "overlap soak": _page(("soak", "runs"), soak_rows),
     **{f"pitfall {name}": _page(("pitfalls", name), rows_of) for name, rows_of in PITFALLS.items()},
 }

@@ -145,7 +145,9 @@ def test_script_names_the_pitfalls(capsys):
     [
         (["nonsense"], "nonsense: choose of modes"),
         (["modes", "--batches", "0"], "--batches 0"),
-        (["sweeps", "--model"], "need a GPU"),
+        (["sweeps", "--model"], "sweeps: measurements need a GPU, and here none is used"),
+        (["peer", "--model"], "peer: copies from GPU to GPU need 2 GPUs"),
+        (["shards", "--model"], "shards: workers with a GPU each need a GPU"),
         (["pinning_once", "--model"], "needs a GPU"),
         (["modes", "--model", "--h2d", "-5"], "h2d"),
     ],

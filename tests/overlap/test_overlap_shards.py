@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
+from numba_tma import driver
 from numba_tma.overlap import BatchError, Model, Pipeline
-from numba_tma.overlap.shards import Sharded
+from numba_tma.overlap.shards import Sharded, gpu_cluster
 
 distributed = pytest.importorskip("distributed")
 N = 16
@@ -14,7 +17,6 @@ N = 16
 
 def _make_pipeline():
     """In a worker. Its results tell which process made them."""
-    import os
 
     def compute(inputs, outputs, stream):
         if inputs["x"][0] < 0:
@@ -53,6 +55,50 @@ def test_order_workers_and_errors(client, rng):
 
         assert [result.index for result in sharded.run(iter(batches[:2]))] == [0, 1]
         assert list(sharded.run([])) == []
+
+
+def test_chosen_workers_and_an_early_start(client, rng):
+    batches = [rng.random(N) for _ in range(8)]
+    one = list(client.nthreads())[1:]
+    (process,) = client.run(os.getpid, workers=one).values()
+    with Sharded(_make_pipeline, client, chunk=1, workers=one) as sharded:
+        assert sum(client.run(_pipelines).values()) == 0
+        sharded.start()
+        assert client.run(_pipelines, workers=one) == {one[0]: 1} and sum(client.run(_pipelines).values()) == 1
+        results = list(sharded.run(batches))
+    assert {int(result["process"][0]) for result in results} == {process}
+    assert sum(client.run(_pipelines).values()) == 0
+
+
+def _visible():
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def _pipelines():
+    from numba_tma.overlap import shards
+
+    return len(shards._pipelines)
+
+
+@pytest.mark.parametrize(("visible", "names"), [(None, ["0", "1", "2"]), ("3,GPU-8f0c,1", ["3", "GPU-8f0c", "1"])])
+def test_a_worker_sees_its_gpu_alone(visible, names, monkeypatch):
+    monkeypatch.setattr(driver, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with gpu_cluster([0, 2]) as cluster, distributed.Client(cluster) as client:
+        seen = client.run(_visible)
+        assert sorted(seen.values()) == sorted([names[0], names[2]])
+        assert set(client.nthreads().values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "message"), [(None, "no GPU 0 of 0 here"), ([1], "no GPU 1 of 0"), ([-1, 0], "no GPU -1, 0 of 0")]
+)
+def test_workers_for_gpus_that_are_not_there(gpus, message, monkeypatch):
+    monkeypatch.setattr(driver, "device_count", lambda: 0)
+    with pytest.raises(driver.LaunchError, match=message):
+        gpu_cluster(gpus)
 
 
 def test_bad_arguments():

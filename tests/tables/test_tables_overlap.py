@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from cells import row, rows
 
 from numba_tma.overlap import soak
 from numba_tma.overlap.pitfalls import PITFALLS as DEMONSTRATIONS
-from numba_tma.tables.overlap import PITFALLS, RESULTS, TABLES, fault_rows
+from numba_tma.tables.overlap import PEER_RESULTS, PITFALLS, RESULTS, TABLES, fault_rows
 
 PINNING = {
     "bytes": 8 << 20,
@@ -77,3 +78,57 @@ def test_a_fault_that_nothing_noticed_shows():
     fault = {"mode": "producer", "stage": soak.COMPUTE, "batch": 5, "delivered": 12, "right": 11, "error": None}
     ((_, where, error, delivered, back, _),) = fault_rows([fault | {"slots_back": False, "right_afterwards": 12}])[0]
     assert (where, error, delivered, back) == ("compute, batch 5", "none", "12, 11 right", "NO")
+
+
+def _made(tmp_path, name: str, found: dict) -> list[list[str]]:
+    (tmp_path / PEER_RESULTS).write_text(json.dumps(found))
+    return rows(TABLES[name](tmp_path))
+
+
+def test_copies_between_gpus(tmp_path):
+    rates = {"device": 0, "peer": 1, "to_device_alone": 4e11, "to_peer_alone": 3e11, "to_device": 2e11, "to_peer": 1e11}
+    found = {"peer": {"rates": [rates | {"access": False}, rates | {"access": True, "to_peer": 1.5e11}]}}
+    assert _made(tmp_path, "overlap peer", found) == [
+        ["through the host, the other direction idle", "400.0", "300.0"],
+        ["through the host, the other direction busy", "200.0", "100.0"],
+        ["direct, the other direction idle", "400.0", "300.0"],
+        ["direct, the other direction busy", "200.0", "150.0"],
+    ]
+    assert row(TABLES["overlap peer"](tmp_path), "GB/s") == ["GB/s", "GPU 1 to GPU 0", "GPU 0 to GPU 1"]
+
+
+def test_pipelines_fed_from_elsewhere(tmp_path):
+    ran = {
+        "batches": 32,
+        "bytes": 64 << 20,
+        "seconds": 0.05,
+        "copy_in_alone_seconds": 2e-4,
+        "share_of_ideal": 0.981,
+        "utilisation": {"H2D": 0.1, "compute": 0.9, "D2H": 0.95},
+    }
+    made = _made(tmp_path, "overlap fed", {"peer": {"pipeline": {"another GPU": ran}}})
+    assert made == [["another GPU", "200 µs", "50 ms", "10%", "90%", "95%", "98.1%"]]
+    assert row(TABLES["overlap fed"](tmp_path), "batches of")[:3] == [
+        "batches of 64 MiB in",
+        "a copy in, alone",
+        "32 batches",
+    ]
+
+
+def test_batches_over_gpus_and_what_transfers_take(tmp_path):
+    kind = {"every": 0, "batches": 100, "bytes_out": 1.6e6}
+    found = [
+        kind | {"gpus": 0, "seconds": 0.5, "copied_seconds": 1.0},
+        kind | {"gpus": 1, "seconds": 2.0, "transfer_seconds": {"straight": 1e-3, "through the scheduler": 4e-3}},
+        kind | {"gpus": 2, "batches": 200, "seconds": 2.5},
+    ]
+    assert _made(tmp_path, "overlap shards", {"shards": found}) == [
+        ["one process, one GPU", "1.6 MB", "200", ""],
+        ["one process, one GPU, results copied", "1.6 MB", "100", ""],
+        ["Dask, 1 GPU", "1.6 MB", "50", "1.00×"],
+        ["Dask, 2 GPUs", "1.6 MB", "80", "1.60×"],
+    ]
+    assert _made(tmp_path, "overlap transfers", {"shards": found}) == [
+        ["1.6 MB, straight", "1 ms", "1.60"],
+        ["1.6 MB, through the scheduler", "4 ms", "0.40"],
+    ]
