@@ -8,6 +8,7 @@ from .launch import HazardWarning, Kernel, LaunchError, kernel, tracing, use_bac
 from .pitch import pitched, pitched_copy
 from .shared import Barriers, Buffer, Shared, Tiles
 from .tensor_map import TensorMap, TensorMapError
+from .watchdog import WatchdogError
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ __all__ = [
     "TensorMap",
     "TensorMapError",
     "Tiles",
+    "WatchdogError",
     "kernel",
     "pitched",
     "pitched_copy",

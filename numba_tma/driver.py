@@ -28,15 +28,32 @@ def _driver() -> ModuleType:
     return driver
 
 
+_explanations: list[Callable[[], LaunchError | None]] = []
+
+
+def explain_failures(explain: Callable[[], LaunchError | None]) -> None:
+    """Ask `explain` at each call that fails: it may know an error that says more than the driver's code."""
+    _explanations.append(explain)
+
+
+def failure(status: object, what: str) -> LaunchError:
+    """The error for a call that failed, naming `what` and the driver's error code, unless more is known."""
+    for explain in _explanations:
+        explained = explain()
+        if explained is not None:
+            return explained
+    return LaunchError(f"{what}: {getattr(status, 'name', status)}")
+
+
 def check(result: tuple | object, what: str) -> object:
     """The value of a cuda.bindings call.
 
     Raises:
-        LaunchError: naming `what` and the driver's error code.
+        LaunchError: naming `what` and the driver's error code, or what is known to be the reason.
     """
     status, *values = result if isinstance(result, tuple) else (result,)
     if int(status) != 0:
-        raise LaunchError(f"{what}: {getattr(status, 'name', status)}")
+        raise failure(status, what)
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -166,6 +183,13 @@ class LoadedKernel:
         self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_bytes)
         self._shared = shared_bytes
 
+    def variable(self, name: str) -> int:
+        """Address of a variable of the module on the current GPU."""
+        address, _ = check(
+            _driver().cuLibraryGetGlobal(self._library, name.encode()), f"{self.name}: cuLibraryGetGlobal {name}"
+        )
+        return int(address)
+
     def blocks_per_multiprocessor(self, threads: int, shared_bytes: int) -> int:
         """How many blocks of this size an SM holds at once (the driver's occupancy calculation)."""
         self.allow_shared(shared_bytes)
@@ -233,6 +257,20 @@ def allocate(nbytes: int) -> int:
 def free(address: int) -> None:
     """Give device memory back."""
     check(_driver().cuMemFree(address), "cuMemFree")
+
+
+def mapped_memory(nbytes: int) -> tuple[np.ndarray, int]:
+    """Host memory that GPUs can write, zeroed: as a NumPy uint8 array, and its address for kernels.
+
+    It outlives a context that a kernel's fault has taken down, and is not given back.
+    """
+    driver = _driver()
+    current_device()
+    flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
+    address = int(check(driver.cuMemHostAlloc(nbytes, flags), f"allocating {nbytes} B of mapped host memory"))
+    memory = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+    memory[:] = 0
+    return memory, int(check(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
 
 
 def copy_to_host(pointer: int, nbytes: int) -> np.ndarray:
@@ -306,4 +344,4 @@ class Launch:
         """
         status = self._submit(*self._addresses)
         if status:
-            raise LaunchError(f"{self._name}: cuLaunchKernelEx: {_driver().CUresult(status).name}")
+            raise failure(_driver().CUresult(status), f"{self._name}: cuLaunchKernelEx")

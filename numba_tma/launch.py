@@ -31,6 +31,7 @@ from numba.cuda.core.errors import TypingError
 
 from . import arch as architectures
 from . import arguments, driver, sim, staging
+from . import watchdog as watchdogs
 from .arguments import Argument, Packer
 from .arrays import ArrayView
 from .compile import DEFAULT_ARCH, Compiled, compile_kernel
@@ -184,6 +185,7 @@ def kernel(
     min_blocks: int = 1,
     fastmath: bool = False,
     programmatic: bool = False,
+    watchdog: float | None = None,
 ) -> Any:
     """Make a Python function a kernel.
 
@@ -198,30 +200,25 @@ def kernel(
             still runs. It must call `ptx.griddepcontrol_wait()` before it reads or writes what others may use; the one
             in front may call `ptx.griddepcontrol_launch_dependents()` to let it start early. The simulator runs one
             kernel after the other.
+        watchdog: seconds after which a thread that waits in a loop on a GPU gives up: the kernel then ends with a
+            `WatchdogError` that says where, and the CUDA context is lost. 0: never; None: what $NUMBA_TMA_WATCHDOG says
+            when the kernel is bound or first called, else never. The simulator names a hang by itself.
 
     Raises:
-        TypeError: not a plain function of positional arguments without defaults, or `shared` is no `Shared`.
-        ValueError: threads, cluster or min_blocks out of range.
+        TypeError: not a plain function of positional arguments without defaults, `shared` is no `Shared`, or `watchdog`
+            no number.
+        ValueError: threads, cluster, min_blocks or watchdog out of range.
     """
-    if function is None:
-        return functools.partial(
-            Kernel,
-            threads=threads,
-            shared=shared,
-            cluster=cluster,
-            min_blocks=min_blocks,
-            fastmath=fastmath,
-            programmatic=programmatic,
-        )
-    return Kernel(
-        function,
-        threads=threads,
-        shared=shared,
-        cluster=cluster,
-        min_blocks=min_blocks,
-        fastmath=fastmath,
-        programmatic=programmatic,
-    )
+    options = {
+        "threads": threads,
+        "shared": shared,
+        "cluster": cluster,
+        "min_blocks": min_blocks,
+        "fastmath": fastmath,
+        "programmatic": programmatic,
+        "watchdog": watchdog,
+    }
+    return functools.partial(Kernel, **options) if function is None else Kernel(function, **options)
 
 
 class Kernel:
@@ -237,6 +234,7 @@ class Kernel:
         min_blocks: int = 1,
         fastmath: bool = False,
         programmatic: bool = False,
+        watchdog: float | None = None,
     ) -> None:
         _check_function(function)
         name = function.__name__
@@ -255,11 +253,12 @@ class Kernel:
         self._min_blocks = operator.index(min_blocks)
         self._fastmath = fastmath
         self.programmatic = bool(programmatic)
+        self._watchdog = watchdogs.checked(watchdog, f"{name}: watchdog") if watchdog is not None else None
         self._launchers: dict[tuple, Launcher] = {}
         self._by_configuration: dict[Any, Launcher] = {}
         self._compiled: dict[tuple, Compiled] = {}
         self._instrumented: dict[tuple, Instrumented] = {}
-        self._on_gpu: dict[tuple[Compiled, int], driver.LoadedKernel] = {}
+        self._on_gpu: dict[tuple[Compiled, int, float], driver.LoadedKernel] = {}
         if self.threads is not None:
             _check_block(self.threads, name)
         if _volume(self.cluster) > 16:
@@ -269,6 +268,15 @@ class Kernel:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of one block, in bytes."""
         return self.shared.nbytes if self.shared is not None else 0
+
+    @property
+    def watchdog(self) -> float:
+        """Seconds after which a wait gives up on a GPU: the kernel's own, else what the environment says; 0: never.
+
+        Raises:
+            ValueError: the environment variable is no number of seconds.
+        """
+        return watchdogs.from_environment() if self._watchdog is None else self._watchdog
 
     def __getitem__(self, configuration: Any) -> Launcher:
         """`[grid]`, `[grid, block]` or `[grid, block, stream]`; grid and block are ints or tuples of one to three.
@@ -320,8 +328,13 @@ class Kernel:
         raise TypeError(f"{self.__name__}({', '.join(names)}): {len(names)} arguments expected, {given} given")
 
     def compile_types(self, numba_types: tuple, arch: str, *, marked: bool = False) -> Compiled:
-        """Compile for Numba types, with or without trace marks; remembered, in this process and on disk."""
-        found = self._compiled.get((numba_types, arch, marked))
+        """Compile for Numba types, with or without trace marks; remembered, in this process and on disk.
+
+        With a watchdog, if it is to have one: that is put into what was compiled without.
+        """
+        has_watchdog = self.watchdog > 0
+        key = (numba_types, arch, marked, has_watchdog)
+        found = self._compiled.get(key)
         if found is None:
             try:
                 found = compile_kernel(
@@ -339,12 +352,14 @@ class Kernel:
                 if located is None:
                     raise
                 raise located from error
-            self._compiled[(numba_types, arch, marked)] = found
+            if has_watchdog:
+                found = watchdogs.watch(found)
+            self._compiled[key] = found
         return found
 
     def instrumented(self, numba_types: tuple, arch: str, plan: Trace) -> Instrumented:
         """The kernel with stamps, compiled for Numba types; remembered."""
-        key = (numba_types, arch, plan)
+        key = (numba_types, arch, plan, self.watchdog > 0)
         if key not in self._instrumented:
             self._instrumented[key] = instrument(self.compile_types(numba_types, arch, marked=True), plan)
         return self._instrumented[key]
@@ -356,14 +371,17 @@ class Kernel:
             LaunchError: the GPU lacks an instruction or the shared memory.
         """
         ordinal = driver.current_device()
-        found = self._on_gpu.get((compiled, ordinal))
+        seconds = self.watchdog if watchdogs.is_watched(compiled) else 0
+        found = self._on_gpu.get((compiled, ordinal, seconds))
         if found is None:
             refusal = gpu_refusal(compiled)
             if refusal:
                 raise LaunchError(f"{self.__name__}: {refusal}")
             found = driver.LoadedKernel(compiled.cubin, compiled.name, ordinal, _volume(self.cluster))
             found.allow_shared(self.shared_bytes)
-            self._on_gpu[(compiled, ordinal)] = found
+            if seconds:
+                watchdogs.arm(found, compiled, self.shared, seconds)
+            self._on_gpu[(compiled, ordinal, seconds)] = found
         return found
 
 
@@ -462,9 +480,9 @@ class Launcher:
     def _variant(self, marshalled: list[Argument], choice: str, plan: Trace | None = None) -> _Variant | None:
         """The loaded kernel for these types, with stamps if there is a plan; None where the simulator is to run it."""
         # Numba's types are slow to hash and there is one object for each, which the variant keeps alive.
-        key = tuple([id(argument.numba_type) for argument in marshalled])
-        if plan is not None:
-            key = (plan, *key)
+        ids = tuple([id(argument.numba_type) for argument in marshalled])
+        seconds = self.kernel.watchdog
+        key = ids if plan is None and not seconds else (plan, seconds, *ids)
         found = self._variants.get(key)
         if found is not None:
             return found
@@ -481,6 +499,8 @@ class Launcher:
         if choice == "auto" and gpu_refusal(compiled):
             return None
         found = self._variants[key] = _Variant(self, compiled, self.kernel.load(compiled), numba_types)
+        if plan is None:
+            self._variants.setdefault(ids, found)  # for the quick way, which asks for no watchdog
         return found
 
     def _traced(self, traced: Tracing, marshalled: list[Argument], stacklevel: int) -> Callable[[], sim.Report | None]:

@@ -6,6 +6,7 @@ and a tensor map over it sees one memory, and padding between rows stays in plac
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Mapping, Sequence
 
@@ -96,8 +97,12 @@ class OnDevice:
                 for span in self.spans:
                     if span.writeable:
                         span.host_bytes()[:] = driver.copy_to_host(span.target, span.nbytes)
-        finally:
-            self._free()
+        except driver.LaunchError:
+            # After a fault of the kernel nothing can be given back, and that it failed says nothing new.
+            with contextlib.suppress(driver.LaunchError):
+                self._free()
+            raise
+        self._free()
 
     def _free(self) -> None:
         while self._allocations:

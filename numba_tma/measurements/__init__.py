@@ -21,6 +21,7 @@ from . import (
     stencil3d,
     tile_sweep,
     transpose,
+    watchdog,
 )
 from .timing import Record
 
@@ -31,6 +32,7 @@ ALL: dict[str, Callable[[], list[Record]]] = {
     "tile_sweep_16384": lambda: kv_stream.tile_sweep(16384),
     "small_in_a_graph": kv_stream.small_in_a_graph,
     "descriptor_place": launches.descriptor_place,
+    "watchdog_cost": watchdog.cost,
     "fence_cost": kv_stream.fence_cost,
     "rows": rows.rows,
     "copy_types": copy.copy_types,

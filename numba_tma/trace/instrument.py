@@ -20,6 +20,7 @@ from ..compile import Compiled, CompileError, Parameter
 from ..shared import SYMBOL as SHARED_SYMBOL
 from ..sim.module import Address, Function, Immediate, Instruction, Register, SourceLocation, Symbol
 from ..sim.parse import parse
+from ..weaving import check_own_line, first_address, opening_line, operand_text
 from . import marks
 from .plan import HEADER_BYTES, RECORD_BYTES, Trace
 
@@ -84,7 +85,7 @@ def instrument(compiled: Compiled, plan: Trace) -> Instrumented:
             )
         if inside.sites:
             unseen.append(name)
-    opening = _opening_line(lines, function)
+    opening = opening_line(lines, function)
     prologue = _prologue(plan, len(stamps.parts), SHARED_SYMBOL in module.globals)
     text = "\n".join(_woven(lines, stamps, {opening: prologue}))
     text, parameter = _with_parameter(text, compiled)
@@ -105,14 +106,6 @@ def _with_parameter(text: str, compiled: Compiled) -> tuple[str, Parameter]:
     declared = f"\t.param .u64 {PARAMETER}"
     text = text[:end] + (",\n" if compiled.parameters else "") + declared + text[end:]
     return text, Parameter(PARAMETER, "u64", 8, 8, -(-compiled.parameter_bytes // 8) * 8)
-
-
-def _opening_line(lines: list[str], function: Function) -> int:
-    """Number of the line with the brace that opens a function's body."""
-    for number in range(function.line, len(lines) + 1):
-        if lines[number - 1].strip() == "{":
-            return number
-    raise CompileError(f"{function.name}: its body does not begin with a brace on a line of its own")
 
 
 def _woven(lines: list[str], stamps: _Stamps, also_behind: dict[int, list[str]]) -> Iterator[str]:
@@ -352,7 +345,7 @@ class _Stamps:
         action = instruction.modifiers[0]
         if action in ("try_wait", "test_wait"):
             self._end_run()
-            behind, done = self._label(), _text(instruction.operands[0])
+            behind, done = self._label(), operand_text(instruction.operands[0])
             site = self._site("mbarrier wait", instruction)
             guard = [] if instruction.guard is None else [f"@{_guard(instruction, opposite=True)} bra {behind};"]
             self._around(
@@ -368,9 +361,9 @@ class _Stamps:
                 ],
             )
         elif "expect_tx" in instruction.modifiers:
-            self._extend_run(instruction, self._origin(_first_address(instruction)))
+            self._extend_run(instruction, self._origin(first_address(instruction)))
         elif action in ("arrive", "arrive_drop"):
-            self._moment(instruction, "mbarrier arrive", _first_address(instruction))
+            self._moment(instruction, "mbarrier arrive", first_address(instruction))
 
     def _issue(self, instruction: Instruction) -> None:
         target: object = "group"
@@ -392,7 +385,7 @@ class _Stamps:
         kind, detail = "issue in group", None
         if run.target != "group":
             kind = "issue to mbarrier"
-            detail = _last_address(run.last) if run.copies else _first_address(run.last)
+            detail = _last_address(run.last) if run.copies else first_address(run.last)
         site = self._site(kind, (run.copies or [run.first])[0], count=len(run.copies))
         self._around(run.first, ["mov.u32 %trace_issue, %clock;"], [])
         self._around(
@@ -473,11 +466,7 @@ class _Stamps:
         return self._numbers[key]
 
     def _around(self, instruction: Instruction, before: list[str], behind: list[str]) -> None:
-        line = self.lines[instruction.line - 1].split("//")[0].strip()
-        if not line.endswith(";") or line.count(";") != 1:
-            raise CompileError(
-                f"PTX line {instruction.line}: {line!r}; to trace it, write each instruction on a line of its own"
-            )
+        check_own_line(self.lines, instruction, "to trace it")
         self.before.setdefault(instruction.line, []).extend(before)
         self.behind.setdefault(instruction.line, []).extend(behind)
 
@@ -501,7 +490,7 @@ def _guarded(instruction: Instruction, lines: list[str]) -> list[str]:
 
 def _guard(instruction: Instruction, opposite: bool = False) -> str:
     register, negated = instruction.guard
-    return f"{'!' if negated != opposite else ''}{_text(register)}"
+    return f"{'!' if negated != opposite else ''}{operand_text(register)}"
 
 
 def _becomes_recorder() -> list[str]:
@@ -544,11 +533,11 @@ def _detail(target: str, detail: object) -> list[str]:
         return [f"mov.u32 {target}, {int(detail.value) & 0xFFFFFFFF};"]
     base, offset = (detail.base, detail.offset) if isinstance(detail, Address) else (detail, 0)
     if isinstance(base, Register) and base.type in ("u64", "b64", "s64"):
-        lines = [f"cvt.u32.u64 {target}, {_text(base)};"]
+        lines = [f"cvt.u32.u64 {target}, {operand_text(base)};"]
     elif isinstance(base, Symbol):
         lines, offset = [f"mov.u32 {target}, {base.name};"], offset + base.offset
     else:
-        lines = [f"mov.u32 {target}, {_text(base)};"]
+        lines = [f"mov.u32 {target}, {operand_text(base)};"]
     if offset:
         lines.append(f"add.u32 {target}, {target}, {offset};")
     if isinstance(detail, Address):
@@ -565,21 +554,8 @@ def _since(flag: str, clock: str) -> list[str]:
     ]
 
 
-def _text(operand: object) -> str:
-    """A register or number as the PTX writes it: the parser adds the number of its scope."""
-    if isinstance(operand, Register):
-        return operand.name.split("#")[0] + (f".{operand.component}" if operand.component else "")
-    if isinstance(operand, Immediate):
-        return str(operand.value)
-    raise CompileError(f"{operand}: a register or number was expected here")
-
-
 def _number(operand: object) -> int:
     return int(operand.value) if isinstance(operand, Immediate) else 0
-
-
-def _first_address(instruction: Instruction) -> Address:
-    return next(operand for operand in instruction.operands if isinstance(operand, Address))
 
 
 def _last_address(instruction: Instruction) -> Address:
