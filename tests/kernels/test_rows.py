@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from numba_tma import driver, pitched, use_backend
+from numba_tma import driver, pitched, sim, use_backend
 from numba_tma.device_array import DeviceArray
 from numba_tma.kernels.rows import binding, rmsnorm, row, softmax
 
@@ -89,6 +89,39 @@ def test_a_row_taken_twice_from_shared_memory(rng, in_simulator):
     kernel = row.make_row("softmax", "float32", 32, 2, held=False, part_bytes=2064, cluster=2)
     kernel[4](x, out)
     np.testing.assert_allclose(out, softmax.reference(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("cluster", "rows", "ahead", "columns"), [(1, 2, 2, 1025), (2, 2, 1, 1030), (4, 1, 3, 2047)])
+def test_rows_at_once_and_weights_ahead(cluster, rows, ahead, columns, rng):
+    # Three pieces of a part or more, elements behind the last vector, and rows that are no multiple of those at once.
+    x, out = pitched((3, columns), ml_dtypes.bfloat16), pitched((3, columns), ml_dtypes.bfloat16)
+    x[...] = rng.standard_normal(x.shape, np.float32)
+    weight = rng.standard_normal(columns).astype(x.dtype)
+    part_bytes = -(-columns // (8 * cluster)) * 16
+    options = {"cluster": cluster, "rows": rows, "ahead": ahead, "held": False, "part_bytes": part_bytes}
+    expected = rmsnorm.reference(x, weight)
+    kernel = row.make_row("rmsnorm", "bfloat16", 32, 1, **options)
+    for schedule in sim.schedules(random=1):
+        out[...] = np.nan
+        with use_backend("sim", **schedule):
+            report = kernel[-(-3 // rows) * cluster](
+                x, weight, out, np.float32(1 / columns), np.float32(rmsnorm.EPSILON)
+            )
+        assert not report.hazards, sim.named(schedule)
+        assert np.abs(out.astype(np.float64) - expected).max() <= 5e-3 * np.abs(expected).max(), sim.named(schedule)
+
+
+def test_two_rows_at_once_of_a_softmax(rng, in_simulator):
+    x, out = rng.standard_normal((3, 516), np.float32), np.empty((3, 516), np.float32)
+    softmaxed(x, "cluster", out, rows=2, parts=2, threads=32, vectors=1)
+    np.testing.assert_allclose(out, softmax.reference(x), rtol=1e-5)
+
+
+def test_what_several_rows_and_pieces_ahead_need():
+    with pytest.raises(ValueError, match="rows=2: several at once are taken from shared memory twice"):
+        row.make_row("softmax", "float32", rows=2)
+    with pytest.raises(ValueError, match="ahead=2: a part that is held is one piece"):
+        row.make_row("softmax", "float32", ahead=2)
 
 
 def test_splits_fit_and_say_where_they_do_not():

@@ -29,9 +29,9 @@ OPTIONS = {
     "online": ("threads", "vectors", "min_blocks", "keep"),
     "registers": ("threads", "min_blocks", "keep"),
     "bulk": ("threads", "min_blocks", "keep"),
-    "cluster": ("parts", "threads", "vectors", "min_blocks", "keep"),
+    "cluster": ("parts", "rows", "ahead", "threads", "vectors", "min_blocks", "keep"),
     "ring": ("threads", "min_blocks", "cluster", "stages", "clusters"),
-    "grid": ("parts", "threads", "vectors", "min_blocks", "keep"),
+    "grid": ("parts", "ahead", "threads", "vectors", "min_blocks", "keep"),
 }
 
 
@@ -142,9 +142,10 @@ def bind_held(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
 
 
 def bind_parts(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
-    """Bind rows over several blocks, a part of up to 64 KB in the shared memory of each, three of them on an SM.
+    """Bind rows over several blocks, up to 64 KB in the shared memory of each, three of them on an SM.
 
-    They are a cluster (`cluster`), or any blocks of the grid (`grid`).
+    They are a cluster (`cluster`), or any blocks of the grid (`grid`). A cluster takes one of the `rows` or two, and
+    has `ahead` pieces of weights on their way: see `make_row`.
     """
 
     def bind(
@@ -152,6 +153,8 @@ def bind_parts(operation: str, variant: str) -> Callable[..., Callable[[], Any]]
         *,
         epsilon: float = 0.0,
         parts: int | None = None,
+        rows: int = 1,
+        ahead: int = 1,
         threads: int = 512,
         vectors: int = 2,
         min_blocks: int = 3,
@@ -161,17 +164,17 @@ def bind_parts(operation: str, variant: str) -> Callable[..., Callable[[], Any]]
         o = operands(given, epsilon)
         need_aligned(o, variant)
         if parts is None:
-            parts = _parts(o.vectors, variant)
+            parts = _parts(rows * o.vectors, variant)
         part_bytes = -(-o.vectors * VECTOR // (parts * PART_GRAIN)) * PART_GRAIN
-        if part_bytes > MAX_PART_BYTES or (variant == "cluster" and parts > MAX_CLUSTER):
+        if rows * part_bytes > MAX_PART_BYTES or (variant == "cluster" and parts > MAX_CLUSTER):
             raise ValueError(
-                f"rows of {o.vectors * VECTOR:,} B in {parts} parts of {part_bytes:,} B: a block has room for "
+                f"{rows} rows of {o.vectors * VECTOR:,} B in {parts} parts of {part_bytes:,} B: a block has room for "
                 f"{MAX_PART_BYTES:,} B, a cluster has at most {MAX_CLUSTER} blocks; take more parts of variant 'grid'"
             )
-        options = {"held": False, "part_bytes": part_bytes, "min_blocks": min_blocks, "keep": keep}
+        options = {"held": False, "part_bytes": part_bytes, "ahead": ahead, "min_blocks": min_blocks, "keep": keep}
         if variant == "cluster":
-            kernel = make_row(operation, o.dtype, threads, vectors, cluster=parts, **options)
-            return kernel[o.rows * parts, None, stream].bind(*o.arguments)
+            kernel = make_row(operation, o.dtype, threads, vectors, cluster=parts, rows=rows, **options)
+            return kernel[-(-o.rows // rows) * parts, None, stream].bind(*o.arguments)
         kernel = make_row(operation, o.dtype, threads, vectors, grid=True, **options)
         given_all = (*o.arguments, *_meeting(o, parts, driver.stream_handle(stream)), np.uint32(parts))
         room = resident_blocks(kernel, given_all)

@@ -8,6 +8,7 @@ fence waits for everything that the thread's SM has under way: for each row, the
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numba import cuda
@@ -22,16 +23,16 @@ from .operation import Operation
 _WARP = 32
 
 
-def meeting_members(threads: int, cluster: int = 1) -> dict[str, Buffer | Barriers]:
-    """What `make_together` needs of a plan of shared memory.
+def meeting_members(threads: int, cluster: int = 1, rows: int = 1, tables: int = 1) -> dict[str, Buffer | Barriers]:
+    """What `make_meeting` needs of a plan of shared memory.
 
-    Two tables, `pairs`, hold a pair of each warp, of all the cluster's blocks. In a cluster, a block sends its own from
-    two smaller ones, `own`, and has two barriers, `met`, for what it is sent.
+    `pairs` has a pair of each warp of all the cluster's blocks, for each row; there are `tables` of it. In a cluster, a
+    block sends what is in `own`, and has barriers, `met`, for what it is sent.
     """
     entries = _entries(threads, cluster)
-    members: dict[str, Buffer | Barriers] = {"pairs": Buffer((2, cluster * entries, 2), np.float32)}
+    members: dict[str, Buffer | Barriers] = {"pairs": Buffer((tables, cluster, rows, entries, 2), np.float32)}
     if cluster > 1:
-        members |= {"own": Buffer((2, entries, 2), np.float32), "met": Barriers(2)}
+        members |= {"own": Buffer((tables, rows, entries, 2), np.float32), "met": Barriers(tables)}
     return members
 
 
@@ -41,70 +42,92 @@ def _entries(threads: int, cluster: int) -> int:
     return warps + warps % 2 if cluster > 1 else warps
 
 
-def make_together(op: Operation, smem: Shared, threads: int, cluster: int = 1) -> tuple[Callable, Callable]:
-    """begin() and together(slot, phase, thread, rank, a, b): the pair of the whole row, from each thread's.
+class Meeting(NamedTuple):
+    """Device functions by which the threads of a block, or a cluster, get the pair of a whole row, or of several.
 
-    There is a barrier of the block in `together`: what a thread did before, all of its block may build upon afterwards.
-    Tables (`slot`) take turns, 0 and 1, and `phase` is 0 and 1 in turn for the uses of one: a warp may still read the
-    last row's pairs while the next are sent.
+    begin(): set up the barriers; one thread calls it, and mbarrier_init's fence afterwards. Nothing without a cluster.
+    bring(slot, row, thread, a, b): a thread's pair of one of the rows; all threads call it.
+    meet(slot, phase, thread, rank): wait until all have brought their pairs. There is a barrier of the block in it:
+        what a thread did before, all of its block may build upon afterwards.
+    take(slot, row, thread): the pair of a whole row, in every thread.
 
-    In a cluster one thread of each block calls `begin`, and mbarrier_init's fence. All arrive at the cluster's barrier
-    behind that, and behind each `together`, and wait there before each `together`, since another's barriers might not
-    be set up, and before they end or write to `own` again: what was sent is read from there.
+    Tables (`slot`) take turns, as a warp may still take the last pairs while the next are sent, and `phase` is 0 and 1
+    in turn for the uses of one. The threads of a cluster arrive at its barrier behind `begin`, and behind each `meet`.
+    They wait there before each `meet`, since another's barriers might not be set up, and before they end or bring more
+    to the same table: what was sent is read from there.
     """
-    warps = threads // _WARP
-    entries = _entries(threads, cluster)
-    nbytes = uint32(entries * 8)
+
+    begin: Callable
+    bring: Callable
+    meet: Callable
+    take: Callable
+
+
+def make_meeting(
+    op: Operation, smem: Shared, threads: int, cluster: int = 1, rows: int = 1, tables: int = 1
+) -> Meeting:
+    """The functions for blocks of `threads`, with `meeting_members` of the same arguments in the plan `smem`."""
+    warps, entries = threads // _WARP, _entries(threads, cluster)
+    everyone = cluster * entries
+    nbytes = uint32(rows * entries * 8)
 
     @cuda.jit(device=True, forceinline=True)
     def begin():
         if cluster > 1:
-            for slot in range(2):
+            for slot in range(tables):
                 ptx.mbarrier_init(smem.met[slot], 1)
 
     @cuda.jit(device=True, forceinline=True)
-    def meet(slot, phase, thread, rank, a, b):
+    def bring(slot, row, thread, a, b):
         lane, warp = uint32(thread % uint32(_WARP)), uint32(thread // uint32(_WARP))
+        a, b = op.warp(a, b)
         if cluster == 1:
             if lane == 0:
-                smem.pairs[slot, warp, 0], smem.pairs[slot, warp, 1] = a, b
-            cuda.syncthreads()
+                smem.pairs[slot, 0, row, warp, 0], smem.pairs[slot, 0, row, warp, 1] = a, b
         else:
-            # The fences are before the barrier, since each makes visible to the engine what its own thread wrote.
+            # Each thread makes visible to the engine what it wrote itself; then comes the barrier.
             if lane == 0:
-                smem.own[slot, warp, 0], smem.own[slot, warp, 1] = a, b
+                smem.own[slot, row, warp, 0], smem.own[slot, row, warp, 1] = a, b
                 ptx.fence_proxy_async_shared_cta()
             if warps < entries and thread == 0:
-                smem.own[slot, warps, 0], smem.own[slot, warps, 1] = float32(op.missing), float32(0)
+                smem.own[slot, row, warps, 0], smem.own[slot, row, warps, 1] = float32(op.missing), float32(0)
                 ptx.fence_proxy_async_shared_cta()
-            cuda.syncthreads()
+
+    @cuda.jit(device=True, forceinline=True)
+    def meet(slot, phase, thread, rank):
+        cuda.syncthreads()
+        if cluster > 1:
             if thread == 0:
                 ptx.mbarrier_arrive_expect_tx(smem.met[slot], uint32(nbytes * uint32(cluster)))
             if thread < uint32(cluster):  # a block each, this one among them
-                table = smem.pairs.address_of(slot, uint32(rank * uint32(entries)), uint32(0))
+                table = smem.pairs.address_of(slot, rank, uint32(0), uint32(0), uint32(0))
                 ptx.cp_async_bulk_shared_cluster_shared(
                     ptx.mapa_shared_cluster(table, thread),
-                    smem.own.address_of(slot, uint32(0), uint32(0)),
+                    smem.own.address_of(slot, uint32(0), uint32(0), uint32(0)),
                     nbytes,
                     ptx.mapa_shared_cluster(smem.met[slot], thread),
                 )
             mbarrier_wait(smem.met[slot], phase)
 
     @cuda.jit(device=True, forceinline=True)
-    def together(slot, phase, thread, rank, a, b):
-        a, b = op.warp(a, b)
-        meet(slot, phase, thread, rank, a, b)
+    def entry(slot, row, number):
+        block, warp = uint32(number // uint32(entries)), uint32(number % uint32(entries))
+        return smem.pairs[slot, block, row, warp, 0], smem.pairs[slot, block, row, warp, 1]
+
+    @cuda.jit(device=True, forceinline=True)
+    def take(slot, row, thread):
         lane = uint32(thread % uint32(_WARP))
         a, b = float32(op.missing), float32(0)
-        if lane < uint32(cluster * entries):
-            a, b = smem.pairs[slot, lane, 0], smem.pairs[slot, lane, 1]
-        for i in range(1, -(-(cluster * entries) // _WARP)):
-            entry = uint32(lane + uint32(i * _WARP))
-            if entry < uint32(cluster * entries):
-                a, b = op.merge(a, b, smem.pairs[slot, entry, 0], smem.pairs[slot, entry, 1])
+        if lane < uint32(everyone):
+            a, b = entry(slot, row, lane)
+        for i in range(1, -(-everyone // _WARP)):
+            number = uint32(lane + uint32(i * _WARP))
+            if number < uint32(everyone):
+                other_a, other_b = entry(slot, row, number)
+                a, b = op.merge(a, b, other_a, other_b)
         return op.warp(a, b)
 
-    return begin, together
+    return Meeting(begin, bring, meet, take)
 
 
 def make_across_grid(op: Operation, smem: Shared, threads: int) -> tuple[Callable, Callable]:

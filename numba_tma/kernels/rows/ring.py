@@ -19,45 +19,52 @@ from ...launch import Kernel
 from ...pipeline import mbarrier_wait, ring
 from ...shared import Barriers, Shared, Tiles
 from ...unroll import unroll
-from .block import make_together, meeting_members, operation_kernel
+from .block import make_meeting, meeting_members, operation_kernel
 from .operation import MAKERS, Operation
 from .row import make_share
-from .vectors import Vectors, make_vectors
+from .vectors import WORDS, Vectors, load_global, load_shared, make_vectors, store_global, word_of
 
 
-def _make_part(op: Operation, vectors: Vectors, smem: Shared, threads: int, passes: int) -> tuple[Callable, Callable]:
+def _make_part(
+    op: Operation, vectors: Vectors, smem: Shared, threads: int, passes: int, missing: int
+) -> tuple[Callable, Callable]:
     """load(…) a part of a row from shared memory into registers, and store(…) it to global memory."""
-    width, weighted = vectors.width, op.weighted
+    width, weighted, taken = vectors.width, op.weighted, WORDS * passes
 
     @cuda.jit(device=True, forceinline=True)
     def load(values, thread, stage, own):
+        words = cuda.local.array(taken, uint32)
+        for i in range(taken):
+            unroll()
+            words[i] = uint32(missing)
         for i in range(passes):
             unroll()
             index = uint32(thread + uint32(i * threads))
             if index < own:
-                vectors.load_shared(values, i * width, smem.part[stage].address_of(uint32(index * uint32(16))))
-            else:
-                for j in range(width):
-                    unroll()
-                    values[i * width + j] = float32(op.missing)
+                load_shared(words, WORDS * i, smem.part[stage].address_of(uint32(index * uint32(16))))
+        for i in range(passes):
+            unroll()
+            vectors.widen(values, i * width, words, WORDS * i)
 
     @cuda.jit(device=True, forceinline=True)
     def store(values, weights, factor, thread, address, own):
+        words = cuda.local.array(WORDS, uint32)
         for i in range(passes):
             unroll()
+            for j in range(width):
+                unroll()
+                values[i * width + j] *= factor
+            if weighted:
+                vectors.scale(values, i * width, weights, WORDS * i)
+            vectors.narrow(words, 0, values, i * width)
             index = uint32(thread + uint32(i * threads))
             if index < own:
-                for j in range(width):
-                    unroll()
-                    values[i * width + j] *= factor
-                if weighted:
-                    vectors.scale(values, i * width, weights, 4 * i)
-                vectors.store_global(address + uint64(index) * uint64(16), values, i * width)
+                store_global(address + uint64(index) * uint64(16), words, 0)
 
     return load, store
 
 
-def _make_weights(op: Operation, vectors: Vectors, threads: int, passes: int) -> Callable:
+def _make_weights(op: Operation, threads: int, passes: int) -> Callable:
     """weights(…): this thread's weights, if there are any, as words in registers."""
 
     @cuda.jit(device=True, forceinline=True)
@@ -66,7 +73,7 @@ def _make_weights(op: Operation, vectors: Vectors, threads: int, passes: int) ->
             unroll()
             index = uint32(thread + uint32(i * threads))
             if index < own:
-                vectors.keep(words, 4 * i, address + uint64(index) * uint64(16))
+                load_global(words, WORDS * i, address + uint64(index) * uint64(16))
 
     return load_weights
 
@@ -96,18 +103,18 @@ def make_ring(
     """
     vectors = make_vectors(dtype)
     width = vectors.width
-    count, words = passes * width + 1, 4 * passes
+    count, words = passes * width + 1, WORDS * passes
     op = MAKERS[operation](count)
     weighted = op.weighted
     smem = Shared(
         part=Tiles(stages, (threads * passes * 16,), np.uint8),
-        **meeting_members(threads, cluster),
+        **meeting_members(threads, cluster, tables=2),
         full=Barriers(stages),
     )
     share = make_share(width)
-    begin, together = make_together(op, smem, threads, cluster)
-    load, store = _make_part(op, vectors, smem, threads, passes)
-    load_weights = _make_weights(op, vectors, threads, passes)
+    begin, bring, meet, take = make_meeting(op, smem, threads, cluster, tables=2)
+    load, store = _make_part(op, vectors, smem, threads, passes, word_of(dtype, op.missing))
+    load_weights = _make_weights(op, threads, passes)
 
     @cuda.jit(device=True, forceinline=True)
     def fetch(x, row, first, own, stage):
@@ -158,7 +165,9 @@ def make_ring(
             slot, slot_phase = ring(turn, 2)
             if cluster > 1:
                 ptx.barrier_cluster_wait()
-            a, b = together(slot, slot_phase, thread, rank, own_a, own_b)
+            bring(slot, uint32(0), thread, own_a, own_b)
+            meet(slot, slot_phase, thread, rank)
+            a, b = take(slot, uint32(0), thread)
             if cluster > 1:
                 ptx.barrier_cluster_arrive_relaxed()  # the pairs sent to this block have come: their table is free
             if thread == 0:

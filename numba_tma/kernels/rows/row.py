@@ -27,9 +27,9 @@ from ...launch import Kernel
 from ...pipeline import mbarrier_wait
 from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
-from .block import make_across_grid, make_together, meeting_members, operation_kernel
+from .block import make_across_grid, make_meeting, meeting_members, operation_kernel
 from .operation import MAKERS
-from .vectors import make_vectors
+from .vectors import WORDS, load_by_policy, load_global, load_past_l1, load_shared, make_vectors, store_global, word_of
 
 
 def make_share(width: int) -> Callable:
@@ -63,7 +63,11 @@ def make_row(
     part_bytes: int = 0,
     cluster: int = 1,
     grid: bool = False,
+    rows: int = 1,
+    ahead: int = 1,
     keep: bool = False,
+    keep_weights: bool = False,
+    pass_l1: bool = False,
     min_blocks: int = 1,
     single: bool = False,
 ) -> Kernel:
@@ -75,83 +79,118 @@ def make_row(
         threads: of a block.
         vectors: of 16 bytes that a thread takes at once; all that it has, if they are held.
         held: in registers; else each vector is taken twice.
-        part_bytes: shared memory for a block's part of the row; with 0 it is taken from global memory.
+        part_bytes: shared memory for a block's part of a row; with 0 it is taken from global memory.
         cluster: blocks that share a row, up to 16.
         grid: any number of blocks share a row and meet in global memory; the kernel has three arguments more.
+        rows: that a block, or a cluster, takes at once, so that a weight is read once for all of them: more than 1 only
+            from shared memory and not over the grid.
+        ahead: pieces whose weights are on their way at once, in registers; 1 if they are held.
         keep: tell the L2 cache to let lines of x go last when they are read for the first time (evict_last), and
             first when they are for the second (evict_first).
+        keep_weights: let the weights' lines go last too.
+        pass_l1: leave x out of the L1 cache, where `keep` and it is taken from global memory.
         min_blocks: blocks that an SM is to hold.
         single: single elements from global memory instead of vectors: rows may start anywhere and have any strides.
+
+    Raises:
+        ValueError: rows or pieces ahead that such a kernel cannot take.
     """
+    if rows > 1 and (held or grid or not part_bytes):
+        raise ValueError(f"rows={rows}: several at once are taken from shared memory twice, by a cluster or a block")
+    if ahead > 1 and held:
+        raise ValueError(f"ahead={ahead}: a part that is held is one piece, ahead=1")
     access = make_vectors(dtype)
     width = 1 if single else access.width
-    count, words = vectors * width + 1, 4 * vectors  # the last is an element of the row's end, if the thread has one
+    taken, ready = WORDS * vectors, WORDS * vectors * ahead  # words of x at once, and of weights
+    count = vectors * width + 1  # numbers; the last is an element of the row's end, if the thread has one
     by_engine, piece = part_bytes > 0, uint32(vectors * threads)
     pieces = 1 if held else -(-part_bytes // (16 * vectors * threads))
     by_barriers = by_engine or cluster > 1
     op = MAKERS[operation](count)
-    weighted = op.weighted
+    weighted, missing = op.weighted, word_of(dtype, op.missing)
     weighted_vectors = weighted and not single
-    members = meeting_members(threads, cluster)
+    members = meeting_members(threads, cluster, rows)
     if by_engine:
-        members |= {"part": Tiles(1, (part_bytes,), np.uint8), "full": Barriers(pieces)}
+        members |= {"part": Tiles(rows, (part_bytes,), np.uint8), "full": Barriers(rows * pieces)}
     if grid:
         members |= {"number": Buffer(1, np.uint32)}
     smem = Shared(**members)
-    begin, together = make_together(op, smem, threads, cluster)
+    begin, bring, meet, take = make_meeting(op, smem, threads, cluster, rows)
     ticket, across = make_across_grid(op, smem, threads)
     share = make_share(width)
 
+    # In what follows, `index` is a thread's first vector in a piece or several of them, `step` how many vectors of its
+    # own behind that it is about, and `left` how many vectors of the part there are from `index` on.
+
     @cuda.jit(device=True, forceinline=True)
-    def fetch(source, own, policy):
+    def rest(own, index):
+        return uint32(own - min(index, own))
+
+    @cuda.jit(device=True, forceinline=True)
+    def address(base, index, step):
+        return base + uint64(index) * uint64(16) + uint64(step) * uint64(threads * 16)
+
+    @cuda.jit(device=True, forceinline=True)
+    def set_up():
         if by_barriers:
             begin()
             if by_engine:
-                for i in range(pieces):
+                for i in range(rows * pieces):
                     ptx.mbarrier_init(smem.full[i], 1)
             ptx.fence_mbarrier_init()
-        if by_engine:
-            for i in range(pieces):
-                start = uint32(uint32(i) * piece)
-                nbytes = uint32(uint32(min(piece, uint32(own - min(own, start)))) * uint32(16))
-                ptx.mbarrier_arrive_expect_tx(smem.full[i], nbytes)
-                if nbytes > 0:
-                    place = smem.part[0].address_of(uint32(start * uint32(16)))
-                    address = source + uint64(start) * uint64(16)
-                    if keep:
-                        ptx.cp_async_bulk_shared_global_l2_hint(place, address, nbytes, smem.full[i], policy)
-                    else:
-                        ptx.cp_async_bulk_shared_global(place, address, nbytes, smem.full[i])
 
     @cuda.jit(device=True, forceinline=True)
-    def load(values, x, row, source, index, own, policy):
+    def fetch(number, source, own, policy):
+        for i in range(pieces):
+            start = uint32(uint32(i) * piece)
+            bar = smem.full[uint32(number * pieces + i)]
+            nbytes = uint32(uint32(min(piece, rest(own, start))) * uint32(16))
+            ptx.mbarrier_arrive_expect_tx(bar, nbytes)
+            if nbytes > 0:
+                place = smem.part[number].address_of(uint32(start * uint32(16)))
+                if keep:
+                    ptx.cp_async_bulk_shared_global_l2_hint(place, address(source, start, 0), nbytes, bar, policy)
+                else:
+                    ptx.cp_async_bulk_shared_global(place, address(source, start, 0), nbytes, bar)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(values, x, row, number, source, index, step, left, policy):
+        words = cuda.local.array(taken, uint32)
+        for i in range(taken):
+            unroll()
+            words[i] = uint32(missing)
         for i in range(vectors):
             unroll()
-            vector = uint32(index + uint32(i * threads))
-            if vector < own:
+            if single:
+                values[i] = float32(op.missing)
+            if uint32((step + i) * threads) < left:
                 if by_engine:
-                    access.load_shared(values, i * width, smem.part[0].address_of(uint32(vector * uint32(16))))
+                    place = smem.part[number].address_of(uint32(index * uint32(16)))
+                    load_shared(words, WORDS * i, uint32(place + uint32((step + i) * threads * 16)))
                 elif single:
-                    values[i] = float32(x[row, vector])
+                    values[i] = float32(x[row, uint32(index + uint32((step + i) * threads))])
+                elif keep and pass_l1:
+                    load_past_l1(words, WORDS * i, address(source, index, step + i), policy)
                 elif keep:
-                    access.load_by_policy(values, i * width, source + uint64(vector) * uint64(16), policy)
+                    load_by_policy(words, WORDS * i, address(source, index, step + i), policy)
                 else:
-                    access.load_global(values, i * width, source + uint64(vector) * uint64(16))
-            else:
-                for j in range(width):
-                    unroll()
-                    values[i * width + j] = float32(op.missing)
+                    load_global(words, WORDS * i, address(source, index, step + i))
+        for i in range(0 if single else vectors):
+            unroll()
+            access.widen(values, i * width, words, WORDS * i)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_weights(weights, address, index, own):
+    def load_weights(weights, word, base, index, step, left, policy):
         for i in range(vectors if weighted_vectors else 0):
             unroll()
-            vector = uint32(index + uint32(i * threads))
-            if vector < own:
-                access.keep(weights, 4 * i, address + uint64(vector) * uint64(16))
+            if uint32((step + i) * threads) < left:
+                if keep_weights:
+                    load_by_policy(weights, word + WORDS * i, address(base, index, step + i), policy)
+                else:
+                    load_global(weights, word + WORDS * i, address(base, index, step + i))
 
     @cuda.jit(device=True, forceinline=True)
-    def rescale(values, weights, factor, weight, index, own):
+    def rescale(values, weights, word, factor, weight, index, step, left):
         for i in range(vectors * width):
             unroll()
             values[i] *= factor
@@ -159,30 +198,56 @@ def make_row(
             for i in range(vectors):
                 unroll()
                 if not single:
-                    access.scale(values, i * width, weights, 4 * i)
-                elif uint32(index + uint32(i * threads)) < own:
-                    values[i] *= float32(weight[uint32(index + uint32(i * threads))])
+                    access.scale(values, i * width, weights, word + WORDS * i)
+                elif uint32((step + i) * threads) < left:
+                    values[i] *= float32(weight[uint32(index + uint32((step + i) * threads))])
 
     @cuda.jit(device=True, forceinline=True)
-    def store(values, out, row, target, index, own):
+    def store(values, out, row, target, index, step, left):
+        words = cuda.local.array(taken, uint32)
+        for i in range(0 if single else vectors):
+            unroll()
+            access.narrow(words, WORDS * i, values, i * width)
         for i in range(vectors):
             unroll()
-            vector = uint32(index + uint32(i * threads))
-            if vector < own:
+            if uint32((step + i) * threads) < left:
                 if single:
-                    out[row, vector] = values[i]
+                    out[row, uint32(index + uint32((step + i) * threads))] = values[i]
                 else:
-                    access.store_global(target + uint64(vector) * uint64(16), values, i * width)
+                    store_global(address(target, index, step + i), words, WORDS * i)
+
+    @cuda.jit(device=True, forceinline=True)
+    def reduce(values, x, row, number, source, thread, own, last, policy):
+        values[count - 1] = last
+        if by_engine:
+            mbarrier_wait(smem.full[uint32(number * pieces)], 0)
+        load(values, x, row, number, source, thread, 0, rest(own, thread), policy)
+        a, b = op.partial(values)
+        if not held:
+            index, i = uint32(thread + piece), uint32(number * pieces + 1)
+            while index < own:
+                if by_engine:
+                    mbarrier_wait(smem.full[i], 0)
+                    i = uint32(i + uint32(1))
+                load(values, x, row, number, source, index, 0, uint32(own - index), policy)
+                values[count - 1] = float32(op.missing)
+                other_a, other_b = op.partial(values)
+                a, b = op.merge(a, b, other_a, other_b)
+                index = uint32(index + piece)
+        return a, b
 
     @cuda.jit(device=True, forceinline=True)
     def body(x, weight, out, inverse, epsilon, pairs, state, parts):
         values = cuda.local.array(count, float32)
-        weights = cuda.local.array(words, uint32)
+        weights = cuda.local.array(ready, uint32)
+        all_a, all_b = cuda.local.array(rows, float32), cuda.local.array(rows, float32)
+        factors, lasts = cuda.local.array(rows, float32), cuda.local.array(rows, float32)
+        owns = cuda.local.array(rows, uint32)
         thread = uint32(cuda.threadIdx.x)
         rank = uint32(0)
         if cluster > 1:
             rank = ptx.cluster_ctarank()
-        row, parts = uint32(uint32(cuda.blockIdx.x) // uint32(cluster)), uint32(parts)
+        row, parts = uint32(uint32(cuda.blockIdx.x) // uint32(cluster) * uint32(rows)), uint32(parts)
         if grid:
             row, rank = ticket(state, uint32(x.shape[0]), parts, thread)
         else:
@@ -191,68 +256,86 @@ def make_row(
         source = ptx.global_address(x) + uint64(row) * uint64(x.strides[0]) + uint64(first) * uint64(16)
         target = ptx.global_address(out) + uint64(row) * uint64(out.strides[0]) + uint64(first) * uint64(16)
         weight_address = ptx.global_address(weight) + uint64(first) * uint64(16)
+        for r in range(rows):  # a row behind the last has nothing
+            unroll()
+            owns[r] = uint32(own if r == 0 or uint32(row + uint32(r)) < uint32(x.shape[0]) else uint32(0))
 
         stay, go = uint64(0), uint64(0)
-        if keep:
+        if keep or keep_weights:
             stay = ptx.createpolicy_fractional_l2_evict_last(1.0)
             go = ptx.createpolicy_fractional_l2_evict_first(1.0)
         if thread == 0:
-            fetch(source, own, stay)
+            set_up()
+            if by_engine:
+                for r in range(rows):
+                    unroll()
+                    fetch(uint32(r), source + uint64(r) * uint64(x.strides[0]), owns[r], stay)
         if cluster > 1:
             ptx.barrier_cluster_arrive_relaxed()  # this block has begun; its barriers are released by their fence
-        load_weights(weights, weight_address, thread, own)
-        values[count - 1] = float32(op.missing)
-        if has_end:
-            values[count - 1] = float32(x[row, end])
+        for k in range(ahead):
+            unroll()
+            load_weights(weights, k * taken, weight_address, thread, k * vectors, rest(own, thread), stay)
         if by_engine:
             cuda.syncthreads()
-            mbarrier_wait(smem.full[0], 0)
 
         # One number or two for what each thread has …
-        load(values, x, row, source, thread, own, stay)
-        own_a, own_b = op.partial(values)
-        if not held:
-            index, number = uint32(thread + piece), uint32(1)
-            while index < own:
-                if by_engine:
-                    mbarrier_wait(smem.full[number], 0)
-                    number = uint32(number + uint32(1))
-                load(values, x, row, source, index, own, stay)
-                values[count - 1] = float32(op.missing)
-                other_a, other_b = op.partial(values)
-                own_a, own_b = op.merge(own_a, own_b, other_a, other_b)
-                index = uint32(index + piece)
+        for r in range(rows):
+            unroll()
+            at_row = uint32(row + uint32(r))
+            here = source + uint64(r) * uint64(x.strides[0])
+            lasts[r] = float32(op.missing)
+            if has_end and (r == 0 or at_row < uint32(x.shape[0])):
+                lasts[r] = float32(x[at_row, end])
+            all_a[r], all_b[r] = reduce(values, x, at_row, uint32(r), here, thread, owns[r], lasts[r], stay)
+            bring(uint32(0), uint32(r), thread, all_a[r], all_b[r])
         # … and for the row; the blocks of a cluster have all begun before one sends to another.
         if cluster > 1:
             ptx.barrier_cluster_wait()
-        a, b = together(uint32(0), uint32(0), thread, rank, own_a, own_b)
+        meet(uint32(0), uint32(0), thread, rank)
+        for r in range(rows):
+            unroll()
+            a, b = take(uint32(0), uint32(r), thread)
+            if grid:
+                a, b = across(state, pairs, row, rank, parts, thread, a, b)
+            factors[r] = op.factor(all_a[r] if held else a, a, b, inverse, epsilon)
+            all_a[r], all_b[r] = a, b
         if cluster > 1:
             ptx.barrier_cluster_arrive_relaxed()  # this block needs nothing any more of the others
-        if grid:
-            a, b = across(state, pairs, row, rank, parts, thread, a, b)
 
         if held:
-            factor = op.factor(own_a, a, b, inverse, epsilon)
-            rescale(values, weights, factor, weight, thread, own)
-            store(values, out, row, target, thread, own)
+            left = rest(own, thread)
+            rescale(values, weights, 0, factors[0], weight, thread, 0, left)
+            store(values, out, row, target, thread, 0, left)
         else:
-            factor = op.factor(a, a, b, inverse, epsilon)
             index = thread
             while index < own:
-                behind = uint32(index + piece)
-                load(values, x, row, source, index, own, go)
-                for i in range(vectors * width):
+                for k in range(ahead):
                     unroll()
-                    values[i] = op.weigh(values[i], a)
-                rescale(values, weights, factor, weight, index, own)
-                load_weights(weights, weight_address, behind, own)  # they come while these are stored
-                store(values, out, row, target, index, own)
-                index = behind
-        if has_end:
-            value = op.weigh(float32(x[row, end]), a) * op.factor(a, a, b, inverse, epsilon)
-            if weighted:
-                value *= float32(weight[end])
-            out[row, end] = value
+                    for r in range(rows):
+                        unroll()
+                        left = rest(owns[r], index)
+                        at_row = uint32(row + uint32(r))
+                        here = source + uint64(r) * uint64(x.strides[0])
+                        load(values, x, at_row, uint32(r), here, index, k * vectors, left, go)
+                        for i in range(vectors * width):
+                            unroll()
+                            values[i] = op.weigh(values[i], all_a[r])
+                        rescale(values, weights, k * taken, factors[r], weight, index, k * vectors, left)
+                        if r == rows - 1:  # the weights' next come while these are stored
+                            next_left = rest(own, index)
+                            step = (k + ahead) * vectors
+                            load_weights(weights, k * taken, weight_address, index, step, next_left, stay)
+                        there = target + uint64(r) * uint64(out.strides[0])
+                        store(values, out, at_row, there, index, k * vectors, left)
+                index = uint32(index + uint32(ahead * vectors * threads))
+        for r in range(rows):
+            unroll()
+            at_row = uint32(row + uint32(r))
+            if has_end and (r == 0 or at_row < uint32(x.shape[0])):
+                value = op.weigh(lasts[r], all_a[r]) * op.factor(all_a[r], all_a[r], all_b[r], inverse, epsilon)
+                if weighted:
+                    value *= float32(weight[end])
+                out[at_row, end] = value
         if cluster > 1:
             ptx.barrier_cluster_wait()  # the others may need the pairs that are sent from here
 
