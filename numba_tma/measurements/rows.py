@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,35 +14,38 @@ from .. import bench, dtypes
 from ..arrays import reinterpret
 from ..device_array import DeviceArray
 from ..kernels.rows import binding, peers, rmsnorm
+from ..kernels.rows.operands import operands
 from .timing import Record
 
 NBYTES = 1 << 30  # of a matrix
-ROW_LENGTHS = (1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18)
+ROW_LENGTHS = tuple(1 << power for power in range(12, 19))
 REPEATS = 9
 
-# What is measured for rows that a block holds, and for longer ones.
+# What is measured beside the choice for rows that a block holds, and for longer ones.
 SHORT = (
     ("registers", {}),
     ("registers", {"keep": True}),
-    ("bulk", {}),
     ("bulk", {"keep": True}),
     ("cluster", {"parts": 1, "keep": True}),
     ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "keep": True}),
 )
 LONG = (
     ("cluster", {}),
-    ("cluster", {"threads": 256, "vectors": 4}),
     ("cluster", {"keep": True}),
     ("ring", {}),
-    ("grid", {}),
     ("grid", {"keep": True}),
     ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "keep": True}),
 )
 
 
-def candidates(columns: int, itemsize: int) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Variants and options that are measured for rows of this length."""
-    return SHORT if columns * itemsize <= binding.PART_BYTES else LONG
+def candidates(given: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Variants and options that are measured for these arrays, by name: what is chosen for them, and others."""
+    o = operands(given)
+    others = SHORT if o.columns * o.itemsize <= binding.PART_BYTES else LONG
+    return {
+        " ".join([variant, *(f"{option}={value}" for option, value in sorted(options.items()))]): (variant, options)
+        for variant, options in (binding.choose(o), *others)
+    }
 
 
 def rows(compile_until: float = math.inf) -> list[Record]:
@@ -74,8 +77,7 @@ def rows_of(dtype: str, records: list[Record], compile_until: float = math.inf) 
             given["weight"] = reinterpret(flat, kind, (columns,), (kind.itemsize,))
             epsilon = {"epsilon": rmsnorm.EPSILON}
         launches: dict[str, Callable[[], object]] = {"driver's copy": copy_launch}
-        for variant, options in candidates(columns, kind.itemsize):
-            name = " ".join([variant, *(f"{option}={value}" for option, value in options.items())])
+        for name, (variant, options) in candidates(given).items():
             launches[name] = binding.bind(operation, variant)(given, **options, **epsilon)
         compiled = time.monotonic() < compile_until
         launches |= peers.all_of(operation, given, compiled=compiled, **epsilon)
