@@ -434,7 +434,7 @@ class Launcher:
         if _backend.get() != "sim":
             words: list[Any] = []
             try:
-                variant = self._variants[arguments.quick(values, words)]
+                variant = self._variants[(*_gpu_in_use(), *arguments.quick(values, words))]
             except KeyError:
                 pass  # something new: the long way round, which leaves what the quick way needs
             else:
@@ -480,7 +480,7 @@ class Launcher:
     def _variant(self, marshalled: list[Argument], choice: str, plan: Trace | None = None) -> _Variant | None:
         """The loaded kernel for these types, with stamps if there is a plan; None where the simulator is to run it."""
         # Numba's types are slow to hash and there is one object for each, which the variant keeps alive.
-        ids = tuple([id(argument.numba_type) for argument in marshalled])
+        ids = (*_gpu_in_use(), *[id(argument.numba_type) for argument in marshalled])
         seconds = self.kernel.watchdog
         key = ids if plan is None and not seconds else (plan, seconds, *ids)
         found = self._variants.get(key)
@@ -641,6 +641,11 @@ class _Variant:
         driver.ensure_context()
         buffer = driver.ArgumentBuffer(self._packer.nbytes, self._offsets)
         return driver.Launch(self._config, self._loaded, buffer, keep)
+
+
+def _gpu_in_use() -> tuple[int, ...]:
+    """What tells a variant from those for other GPUs of this process; nothing where there is one."""
+    return (driver.current_device(),) if driver.device_count() > 1 else ()
 
 
 def _shared_names(plan: Shared | None) -> list[tuple[str, int, int]]:

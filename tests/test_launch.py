@@ -14,7 +14,19 @@ from numba import cuda
 from numba.core.errors import TypingError
 from numba.cuda.core.errors import TypingError as CudaTypingError
 
-from numba_tma import Barriers, HazardWarning, LaunchError, Shared, TensorMap, Tiles, driver, kernel, ptx, use_backend
+from numba_tma import (
+    Barriers,
+    Buffer,
+    HazardWarning,
+    LaunchError,
+    Shared,
+    TensorMap,
+    Tiles,
+    driver,
+    kernel,
+    ptx,
+    use_backend,
+)
 from numba_tma.launch import gpu_refusal, recording
 
 needs_no_gpu = pytest.mark.skipif(driver.device_count() > 0, reason="there is a GPU here")
@@ -32,6 +44,15 @@ def write_extents(out):
     if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0:
         block = (cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x
         out[block] = cuda.blockDim.x * 1000 + cuda.blockDim.y
+
+
+class FakeDeviceArray:
+    """64 elements of device memory that nobody looks at."""
+
+    def __init__(self, dtype):
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": (64,), "typestr": np.dtype(dtype).str, "data": (1 << 32, False), "strides": None
+        }  # fmt: skip
 
 
 def test_a_launch_in_the_simulator(rng, in_simulator):
@@ -317,6 +338,25 @@ def test_bound_launches_repeat(rng):
     assert (y == 2).all()
 
 
+def test_each_gpu_has_its_own(monkeypatch):
+    """A kernel is loaded, and its shared memory granted, for a GPU: of two, each needs that done."""
+    current, loaded = [0], []
+
+    monkeypatch.setattr(driver, "device_count", lambda: 2)
+    monkeypatch.setattr(driver, "current_device", lambda: current[0])
+    monkeypatch.setattr(driver, "capability", lambda ordinal=0: (9, 0))
+    monkeypatch.setattr(type(axpy), "load", lambda self, compiled: loaded.append(current[0]))
+    monkeypatch.setattr(driver, "launch_config", lambda *_: None)
+    monkeypatch.setattr("numba_tma.launch._Variant.submit", lambda self, words: None)
+    launcher = axpy[1]
+    device = FakeDeviceArray(np.float32)
+    with use_backend("gpu"):
+        for gpu in (0, 1, 0, 1):
+            current[0] = gpu
+            launcher(np.float32(2), device, device)
+    assert loaded == [0, 1]
+
+
 def test_launches_from_threads(rng):
     outputs = [np.zeros(64, np.float32) for _ in range(4)]
 
@@ -417,6 +457,26 @@ def test_array_libraries_on_the_gpu(library, rng):
     with use_backend("sim"):  # device arrays are copied to the simulator and back
         axpy[2](np.float32(2), x, y)
     np.testing.assert_allclose(back(y), 6 * host, rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(driver.device_count() < 2, reason="needs two GPUs")
+def test_one_launcher_on_two_gpus(rng):
+    """More shared memory than a kernel has unasked: it is granted on each GPU."""
+    smem = Shared(words=Buffer((32768,), np.float32))
+
+    @kernel(threads=32, shared=smem)
+    def through(x, y):
+        i = cuda.threadIdx.x
+        smem.words[i + 32000] = x[i]
+        y[i] = smem.words[i + 32000] + 1
+
+    host = rng.standard_normal(32, np.float32)
+    for gpu in (0, 1, 0):
+        with cuda.gpus[gpu], use_backend("gpu"):
+            x, y = cuda.to_device(host), cuda.to_device(np.zeros_like(host))
+            through[1](x, y)
+            assert (y.copy_to_host() == host + 1).all()
 
 
 @pytest.mark.gpu
