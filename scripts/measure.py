@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from numba_tma import launch, measurements, suite
 
@@ -23,15 +24,16 @@ def main() -> int:
     if refusal:
         print(f"measure: {refusal}", file=sys.stderr)
         return 2
-    results: dict[str, object] = {"circumstances": suite.circumstances()}
+    results: dict[str, Any] = {"circumstances": suite.circumstances()}
     for name in options.only or measurements.ALL:
-        results[name] = measurements.ALL[name]()
         print(f"{name}:", flush=True)
-        for record in results[name]:
+        results[name] = []
+        for record in measurements.ALL[name]():
             print("  " + ", ".join(f"{key} {value}" for key, value in record.items()), flush=True)
-        if options.json:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(results, indent=1) + "\n")
+            results[name].append(record)
+            if options.json:  # after each record, so that what was measured is there if the next is not waited for
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                options.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks behind the documentation's figures, beyond what `run_all` times; each returns plain records.
+"""Benchmarks behind the documentation's figures, beyond what `run_all` times; each gives plain records.
 
 A page's benchmarks are in the module of its name. All but `gemm_code` need a GPU. Times are medians in seconds;
 candidates that are compared run in turn in one loop.
@@ -6,7 +6,7 @@ candidates that are compared run in turn in one loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from . import (
     attention,
@@ -25,7 +25,7 @@ from . import (
 )
 from .timing import Record
 
-ALL: dict[str, Callable[[], list[Record]]] = {
+ALL: dict[str, Callable[[], Iterable[Record]]] = {
     "launch_overhead": launches.launch_overhead,
     "overlap": kv_stream.overlap,
     "tile_sweep_4096": lambda: kv_stream.tile_sweep(4096),

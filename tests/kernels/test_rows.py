@@ -6,9 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from numba_tma import driver, pitched, sim, use_backend
+from numba_tma import driver, dtypes, launch, pitched, sim, use_backend
 from numba_tma.device_array import DeviceArray
 from numba_tma.kernels.rows import binding, rmsnorm, row, softmax
+from numba_tma.kernels.rows.operands import operands
+from numba_tma.measurements import rows as measurement
 
 VARIANTS = [variant.name for variant in softmax.PROBLEM.variants]
 
@@ -111,6 +113,50 @@ def test_rows_at_once_and_weights_ahead(cluster, rows, ahead, columns, rng):
         assert np.abs(out.astype(np.float64) - expected).max() <= 5e-3 * np.abs(expected).max(), sim.named(schedule)
 
 
+# What is chosen, at lengths that end behind the last whole vector, with an odd number of rows.
+CHOSEN = [
+    ("softmax", "float32", 4097, "registers", {"threads": 512}),
+    ("softmax", "float32", 16383, "registers", {"min_blocks": 2}),
+    ("softmax", "bfloat16", 65533, "cluster", {}),
+    ("rmsnorm", "float32", 32767, "cluster", {}),
+    ("rmsnorm", "float32", 131071, "cluster", {"rows": 2, "ahead": 4, "threads": 256}),
+    ("rmsnorm", "bfloat16", 8191, "registers", {"threads": 256}),
+    ("rmsnorm", "bfloat16", 32771, "cluster", {"rows": 2, "ahead": 4, "threads": 256}),
+    ("rmsnorm", "float16", 300_001, "cluster", {"ahead": 3, "threads": 256}),
+]
+
+
+@pytest.mark.parametrize(("operation", "dtype", "columns", "variant", "options"), CHOSEN)
+def test_what_is_chosen(operation, dtype, columns, variant, options, rng):
+    problem = {"softmax": softmax, "rmsnorm": rmsnorm}[operation]
+    kind = dtypes.lookup(dtype).numpy
+    given = {"x": pitched((3, columns), kind), "out": pitched((3, columns), kind)}
+    given["x"][...] = rng.standard_normal((3, columns), np.float32)
+    epsilon, inputs = {}, [given["x"]]
+    if operation == "rmsnorm":
+        given["weight"], epsilon = rng.standard_normal(columns).astype(kind), {"epsilon": rmsnorm.EPSILON}
+        inputs.append(given["weight"])
+    assert binding.choose(operands(given)) == (variant, {**options, "keep": True})
+    expected = problem.reference(*inputs)
+    with use_backend("sim"):
+        report = binding.bind(operation, variant)(given, **options, keep=True, **epsilon)()
+    assert not report.hazards
+    error = np.abs(given["out"].astype(np.float64) - expected).max() / np.abs(expected).max()
+    assert error <= problem.TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize(("operation", "dtype", "columns", "variant", "options"), CHOSEN)
+def test_what_is_chosen_keeps_all_in_registers(operation, dtype, columns, variant, options):
+    kind = dtypes.lookup(dtype).numpy
+    given = {"x": pitched((3, columns), kind), "out": pitched((3, columns), kind)}
+    if operation == "rmsnorm":
+        given["weight"] = np.zeros(columns, kind)
+    with launch.recording() as recorded:
+        binding.bind(operation, variant)(given, **options, keep=True)()
+    (made,) = recorded.launches
+    assert made.compiled.resources.spill_store_bytes == 0
+
+
 def test_two_rows_at_once_of_a_softmax(rng, in_simulator):
     x, out = rng.standard_normal((3, 516), np.float32), np.empty((3, 516), np.float32)
     softmaxed(x, "cluster", out, rows=2, parts=2, threads=32, vectors=1)
@@ -157,6 +203,30 @@ def test_wrong_arguments_are_named(in_simulator):
             softmax.softmax(*arguments, **options)
     with pytest.raises(ValueError, match=r"rmsnorm: weight is float32 \(63,\); float32 \(64,\) expected"):
         rmsnorm.rmsnorm(x, x[0, 1:], x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", measurement.DTYPES)
+@pytest.mark.parametrize("operation", measurement.OPERATIONS)
+def test_all_that_is_measured_is_right(operation, dtype, rng):
+    # 37 rows are no multiple of those that a block takes at once, and too few for each SM to have one.
+    kind, some = dtypes.lookup(dtype).numpy, [0, 17, 36]
+    problem = {"softmax": softmax, "rmsnorm": rmsnorm}[operation]
+    epsilon = measurement.epsilon_of(operation)
+    for columns in measurement.ROW_LENGTHS:
+        numbers = rng.standard_normal(37 * columns, np.float32).astype(kind)
+        flat, target = DeviceArray(numbers), DeviceArray.empty(numbers.shape, kind)
+        given = measurement.arrays_of(operation, columns, flat, target)
+        inputs = [numbers.reshape(37, columns)[some]] + [numbers[:columns]] * (operation == "rmsnorm")
+        expected = problem.reference(*inputs)
+        for name, (variant, options) in measurement.candidates(given).items():
+            target.poison()
+            with use_backend("gpu"):
+                binding.bind(operation, variant)(given, **options, **epsilon)()
+            found = target.to_host().reshape(37, columns)
+            assert np.isfinite(found).all(), (columns, name)
+            error = np.abs(found[some].astype(np.float64) - expected).max() / np.abs(expected).max()
+            assert error <= problem.TOLERANCES[dtype], (columns, name)
 
 
 @pytest.mark.gpu

@@ -164,7 +164,7 @@ def bind_parts(operation: str, variant: str) -> Callable[..., Callable[[], Any]]
         o = operands(given, epsilon)
         need_aligned(o, variant)
         if parts is None:
-            parts = _parts(rows * o.vectors, variant)
+            parts = parts_of(rows * o.vectors, variant)
         part_bytes = -(-o.vectors * VECTOR // (parts * PART_GRAIN)) * PART_GRAIN
         if rows * part_bytes > MAX_PART_BYTES or (variant == "cluster" and parts > MAX_CLUSTER):
             raise ValueError(
@@ -188,7 +188,7 @@ def bind_parts(operation: str, variant: str) -> Callable[..., Callable[[], Any]]
     return bind
 
 
-def _parts(vectors: int, variant: str) -> int:
+def parts_of(vectors: int, variant: str) -> int:
     """Parts of up to 64 KB: any number, or a power of two for a cluster."""
     parts = max(1, -(-vectors * VECTOR // PART_BYTES))
     return min(MAX_CLUSTER, 1 << (parts - 1).bit_length()) if variant == "cluster" else parts
@@ -258,20 +258,38 @@ def bind(operation: str, variant: str) -> Callable[..., Callable[[], Any]]:
 def choose(o: Operands) -> tuple[str, dict[str, Any]]:
     """The variant for these arrays where none is asked for, and its options: what was fastest on an H200.
 
-    Always with lines that stay in L2 (`keep`), which wins 2 to 4 % where rows are short enough to be in L2 as wholes.
+    Always with lines that stay in L2 (`keep`), which won 2 to 4 % at each length.
     """
     nbytes = o.vectors * VECTOR
-    weighted, half = o.weight is not None, o.itemsize == 2
-    if not o.aligned or _parts(o.vectors, "grid") > MULTIPROCESSORS:
+    if not o.aligned or parts_of(o.vectors, "grid") > MULTIPROCESSORS:
         return "online", {}
-    # Beside a row of bfloat16, as many weights leave too few registers for a second block.
-    if nbytes <= PART_BYTES // (4 if weighted and half else 2):
-        return "registers", {"keep": True} if weighted else {"threads": min(512, _threads(o.vectors, 2)), "keep": True}
-    if nbytes <= PART_BYTES and not weighted and not half:
-        return "registers", {"min_blocks": 2, "keep": True}
     if nbytes > PART_BYTES * MAX_CLUSTER:
         return "grid", {"keep": True}
-    return "cluster", {"keep": True} if weighted or half else {"threads": 256, "vectors": 4, "keep": True}
+    variant, options = (_choose_softmax if o.weight is None else _choose_rmsnorm)(o.vectors, o.itemsize == 2)
+    return variant, {**options, "keep": True}
+
+
+def _choose_softmax(vectors: int, half: bool) -> tuple[str, dict[str, Any]]:
+    """For rows of so many vectors that a cluster holds; variant and options but for `keep`."""
+    if vectors * VECTOR <= PART_BYTES // 2:
+        return "registers", {"threads": min(512, _threads(vectors, 2))}
+    if vectors * VECTOR <= PART_BYTES and not half:
+        return "registers", {"min_blocks": 2}
+    return "cluster", {}
+
+
+def _choose_rmsnorm(vectors: int, half: bool) -> tuple[str, dict[str, Any]]:
+    """The same. Two rows at once halve what the weights cost, which is more where numbers are half as wide."""
+    nbytes = vectors * VECTOR
+    if half and nbytes <= PART_BYTES // 4:
+        return "registers", {"threads": min(512, _threads(vectors, 4))}
+    if not half and nbytes <= PART_BYTES // 2:
+        return "registers", {"threads": min(512, _threads(vectors, 2))}
+    if 2 * nbytes > PART_BYTES * MAX_CLUSTER:  # two rows would leave room for one block on an SM
+        return "cluster", {"threads": 256, "ahead": 3} if half else {}
+    if half or nbytes > 2 * PART_BYTES:
+        return "cluster", {"rows": 2, "ahead": 4, "threads": 256}
+    return "cluster", {}
 
 
 def run(

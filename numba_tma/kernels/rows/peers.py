@@ -28,10 +28,8 @@ def torch_rms_norm(given: Mapping[str, Any], *, epsilon: float) -> Launch | None
     return lambda: torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon)
 
 
-def all_of(
-    operation: str, given: Mapping[str, Any], *, compiled: bool = True, epsilon: float = 0.0
-) -> dict[str, Launch]:
-    """PyTorch's kernel and, if `compiled`, its compiler's for this shape; none where there is no PyTorch for CUDA."""
+def all_of(operation: str, given: Mapping[str, Any], *, epsilon: float = 0.0) -> dict[str, Launch]:
+    """PyTorch's kernel and its compiler's for this shape; none where there is no PyTorch for CUDA."""
     torch = _torch()
     if torch is None:
         return {}
@@ -44,12 +42,9 @@ def all_of(
         return torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon)
 
     function = softmax if operation == "softmax" else rms_norm
-    launches: dict[str, Launch] = {"torch": lambda: function(*arguments)}
-    if compiled:
-        torch.compiler.reset()
-        made = torch.compile(function, dynamic=False)
-        launches["torch.compile"] = lambda: made(*arguments)
-    return launches
+    torch.compiler.reset()
+    made = torch.compile(function, dynamic=False)
+    return {"torch": lambda: function(*arguments), "torch.compile": lambda: made(*arguments)}
 
 
 def _torch() -> Any | None:

@@ -29,7 +29,7 @@ from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
 from .block import make_across_grid, make_meeting, meeting_members, operation_kernel
 from .operation import MAKERS
-from .vectors import WORDS, load_by_policy, load_global, load_past_l1, load_shared, make_vectors, store_global, word_of
+from .vectors import WORDS, load_by_policy, load_global, load_shared, make_vectors, store_global, word_of
 
 
 def make_share(width: int) -> Callable:
@@ -66,8 +66,6 @@ def make_row(
     rows: int = 1,
     ahead: int = 1,
     keep: bool = False,
-    keep_weights: bool = False,
-    pass_l1: bool = False,
     min_blocks: int = 1,
     single: bool = False,
 ) -> Kernel:
@@ -86,9 +84,7 @@ def make_row(
             from shared memory and not over the grid.
         ahead: pieces whose weights are on their way at once, in registers; 1 if they are held.
         keep: tell the L2 cache to let lines of x go last when they are read for the first time (evict_last), and
-            first when they are for the second (evict_first).
-        keep_weights: let the weights' lines go last too.
-        pass_l1: leave x out of the L1 cache, where `keep` and it is taken from global memory.
+            first when they are for the second (evict_first). The weights, which every row needs, always go last then.
         min_blocks: blocks that an SM is to hold.
         single: single elements from global memory instead of vectors: rows may start anywhere and have any strides.
 
@@ -169,8 +165,6 @@ def make_row(
                     load_shared(words, WORDS * i, uint32(place + uint32((step + i) * threads * 16)))
                 elif single:
                     values[i] = float32(x[row, uint32(index + uint32((step + i) * threads))])
-                elif keep and pass_l1:
-                    load_past_l1(words, WORDS * i, address(source, index, step + i), policy)
                 elif keep:
                     load_by_policy(words, WORDS * i, address(source, index, step + i), policy)
                 else:
@@ -184,7 +178,7 @@ def make_row(
         for i in range(vectors if weighted_vectors else 0):
             unroll()
             if uint32((step + i) * threads) < left:
-                if keep_weights:
+                if keep:
                     load_by_policy(weights, word + WORDS * i, address(base, index, step + i), policy)
                 else:
                     load_global(weights, word + WORDS * i, address(base, index, step + i))
@@ -261,7 +255,7 @@ def make_row(
             owns[r] = uint32(own if r == 0 or uint32(row + uint32(r)) < uint32(x.shape[0]) else uint32(0))
 
         stay, go = uint64(0), uint64(0)
-        if keep or keep_weights:
+        if keep:
             stay = ptx.createpolicy_fractional_l2_evict_last(1.0)
             go = ptx.createpolicy_fractional_l2_evict_first(1.0)
         if thread == 0:

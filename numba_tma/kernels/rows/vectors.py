@@ -41,13 +41,6 @@ def load_by_policy(words, word, address, policy):
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_past_l1(words, word, address, policy):
-    """The same, and the L1 cache is left as it is: a vector that is read once makes no room there."""
-    a, b, c, d = ptx.ld_global_nc_l1_no_allocate_v4_u32_l2_hint(address, policy)
-    words[word], words[word + 1], words[word + 2], words[word + 3] = a, b, c, d
-
-
-@cuda.jit(device=True, forceinline=True)
 def store_global(address, words, word):
     """Write a vector to global memory."""
     ptx.st_global_v4_u32(address, words[word], words[word + 1], words[word + 2], words[word + 3])
