@@ -61,7 +61,7 @@ def view(array: object) -> ArrayView | None:
     with `__cuda_array_interface__` or, failing that, DLPack.
 
     Raises:
-        TypeError: an array of Python objects, or of numbers in the other byte order.
+        TypeError: an array of Python objects, or of numbers in the other byte order, or one with a mask.
     """
     if isinstance(array, np.ndarray):
         check_dtype(array.dtype)
@@ -75,6 +75,11 @@ def view(array: object) -> ArrayView | None:
         )
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is not None:
+        if interface.get("mask") is not None:
+            raise TypeError(
+                f"a {type(array).__name__} with a mask in its __cuda_array_interface__: a kernel would read the masked "
+                f"elements as well; pass the array of the values, with what stands for the missing ones filled in"
+            )
         shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
         strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
         pointer, readonly = interface["data"]

@@ -57,6 +57,13 @@ class DeviceArray:
         """Address of the first element."""
         return self._allocation + self._lead
 
+    def __reduce__(self) -> str | tuple:
+        # A copy with the same address would free the memory a second time, in another process somebody else's.
+        raise TypeError(
+            f"a DeviceArray of shape {self.shape} cannot be pickled or copied: its memory is this process's and freed "
+            f"with it; send to_host(), and make DeviceArray(…) of it there"
+        )
+
     def to_host(self) -> np.ndarray:
         """A NumPy array of the same shape, row-major; waits for the default stream."""
         if not self._allocation:

@@ -44,7 +44,7 @@ class GpuEngines:
         ordinal: which GPU; by default the current one.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: there is none, or none of that number.
     """
 
     modelled = False
@@ -52,6 +52,9 @@ class GpuEngines:
     def __init__(self, ordinal: int | None = None) -> None:
         if not driver.device_count():
             raise driver.LaunchError("there is no CUDA GPU (or no driver) here; pass a Model(…) to run without one")
+        count = driver.device_count()
+        if ordinal is not None and not 0 <= ordinal < count:
+            raise driver.LaunchError(f"device {ordinal}: there is no such GPU; the {count} here are 0 to {count - 1}")
         from cuda.core import Device, EventOptions, LegacyPinnedMemoryResource, StreamOptions
 
         self.ordinal = driver.current_device() if ordinal is None else ordinal

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
+import operator
 import queue
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,20 @@ class Result:
     index: int
     outputs: dict[str, np.ndarray]
     _lease: Lease | None = None
+    _released: bool = field(default=False, init=False, repr=False)
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if self._released:
+            raise RuntimeError(
+                f"batch {self.index}: its result was released, and its slot may hold another one: read it before, or "
+                f"use run(…, copy=True)"
+            )
         return self.outputs[name]
 
     def release(self) -> None:
         """Let go of the slot that the outputs lie in (`copy=False`): they are not to be looked at any more."""
         if self._lease is not None:
-            self.outputs = {}
+            self.outputs, self._released = {}, True
             self._lease.release()
             self._lease = None
 
@@ -170,11 +177,20 @@ class Pipeline:
             raise TypeError(f"compute={compute!r}: expected a function compute(inputs, outputs, stream)")
         self.mode = mode_of(mode)
         depth = (4 if self.mode.overlapping else 2) if depth is None else depth
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        if not _is_integer(depth) or depth < 1:
             raise ValueError(f"depth {depth!r}: expected a number of slots, 1 or more")
+        depth = operator.index(depth)
+        if device is not None and not _is_integer(device):
+            raise TypeError(f"device {device!r}: expected the ordinal of a GPU, 0 or more")
+        if model is not None and not isinstance(model, Model):
+            raise TypeError(f"model {model!r}: expected a Model(…)")
         self.inputs, self.outputs = specs(inputs, "input"), specs(outputs, "output")
+        if prepare is not None and not callable(prepare):
+            raise TypeError(f"prepare={prepare!r}: expected a function prepare(batch, buffers)")
         if not self.inputs and prepare is not None:
             raise ValueError("prepare without inputs: there is no buffer to prepare")
+        if isinstance(elsewhere, str):
+            raise TypeError(f"elsewhere {elsewhere!r}: expected names of inputs in a list, [{elsewhere!r}]")
         unknown = [name for name in elsewhere if name not in self.inputs]
         if unknown or (elsewhere and prepare is None):
             raise ValueError(
@@ -195,6 +211,7 @@ class Pipeline:
         self._runs: weakref.WeakSet[Iterator[Result]] = weakref.WeakSet()
         self._threads: ThreadPoolExecutor | None = None
         self._running = False
+        self._starting = threading.Lock()
         self._closed = False
         self.report = Report(self.mode.name, self.engines.name, self.engines.modelled)
         slots: list[Slot] = []
@@ -251,9 +268,12 @@ class Pipeline:
             BatchError: naming batch and stage.
             SlotsHeldError: `copy=False`, and results hold all slots while there are batches left.
             RuntimeError: the pipeline is closed, or runs already.
+            TypeError: `batches` is one batch, or no iterable.
         """
         if self._closed:
             raise RuntimeError("the pipeline is closed")
+        if isinstance(batches, Mapping) and self.prepare is None:
+            raise TypeError("run(…) of a dict, which is one batch: expected an iterable of batches, such as [batch]")
         run = self._results(iter(batches), copy)
         self._runs.add(run)
         return run
@@ -307,11 +327,20 @@ class Pipeline:
         """End a run that is under way, wait for the streams, and free buffers and streams.
 
         Results with `copy=False` keep what they look at.
+
+        Raises:
+            RuntimeError: another thread awaits a batch of the run, or the pipeline's own work asks for this.
         """
         if self._closed:
             return
         for run in list(self._runs):
-            run.close()
+            try:
+                run.close()
+            except ValueError as error:  # "generator already executing"
+                raise RuntimeError(
+                    "close() while a batch is awaited, from another thread or from what the pipeline calls: leave the "
+                    "loop over run(…) first"
+                ) from error
         self._closed = True
         if self._threads is not None:
             self._threads.shutdown(wait=True)
@@ -364,14 +393,19 @@ class Pipeline:
                 self._stop()
 
     def _start(self) -> None:
-        if self._running:
-            raise RuntimeError("the pipeline runs already: exhaust or close its iterator before the next run")
-        if self._closed:
-            raise RuntimeError("the pipeline is closed")
-        self.engines.enter_thread()
-        self.engines.begin()
+        with self._starting:  # two threads may ask at once
+            if self._running:
+                raise RuntimeError("the pipeline runs already: exhaust or close its iterator before the next run")
+            if self._closed:
+                raise RuntimeError("the pipeline is closed")
+            self._running = True
+        try:
+            self.engines.enter_thread()
+            self.engines.begin()
+        except BaseException:
+            self._running = False
+            raise
         self._last_computed = None
-        self._running = True
 
     def _stop(self) -> None:
         """Await what is still under way, and take the slots back."""
@@ -493,7 +527,7 @@ class Pipeline:
 
         def work() -> None:
             if self.prepare is not None:
-                elsewhere = self.prepare(taken.batch, slot.host_inputs) or {}
+                elsewhere = self._prepared_elsewhere(taken.batch, slot.host_inputs)
                 slot.sources = slot.host_inputs | self._staged(elsewhere, slot.host_inputs)
                 missing = [name for name in self.inputs if name not in slot.sources]
                 if missing:
@@ -509,6 +543,24 @@ class Pipeline:
                 job.fail(PREPARE, error)
         job.stamp = self.engines.now()
         return job
+
+    def _prepared_elsewhere(self, batch: Any, buffers: dict[str, np.ndarray]) -> Mapping[str, Any]:
+        """What `prepare` returns, having seen that the slot's buffers are still its own: copies run on unchecked."""
+        lent = dict(buffers)
+        returned = self.prepare(batch, lent)
+        changed = [name for name in {**buffers, **lent} if lent.get(name) is not buffers.get(name)]
+        if changed:
+            raise ValueError(
+                f"prepare put something else in the place of buffer {', '.join(map(repr, changed))}: write into it, "
+                f"buffers[…][...] = …, or return a dict of the arrays that lie elsewhere"
+            )
+        if returned is None:
+            return {}
+        if not isinstance(returned, Mapping):
+            raise TypeError(
+                f"prepare returned a {type(returned).__name__}: expected None, or a dict of arrays by input's name"
+            )
+        return returned
 
     def _staged(self, given: Mapping[str, Any], buffers: dict[str, np.ndarray]) -> dict[str, np.ndarray | OnDevice]:
         """Where the copies in read each input: arrays on a GPU or in pinned memory as they are, others copied into the
@@ -625,6 +677,11 @@ class Pipeline:
         """Have nothing on the streams any more that uses a slot. A device that has failed will not do anything."""
         with contextlib.suppress(Exception):
             self.engines.drain(self._streams)
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether it counts something: an int or a NumPy integer, and no truth value."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _named(batch: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import arrays
 from .modes import COMPUTE, D2H, H2D
 from .windows import window
 
@@ -32,20 +34,32 @@ def specs(described: Mapping[str, Any], what: str) -> dict[str, Spec]:
     """Specs of {name: (shape, dtype)}, or of {name: an array like it}.
 
     Raises:
-        TypeError, ValueError: a description is neither, or a shape has a negative extent.
+        TypeError, ValueError: a description is neither, a shape's extents are no integers of 0 or more, or a GPU cannot
+            read the dtype.
     """
+    if not isinstance(described, Mapping):
+        raise TypeError(f"{what}s {described!r}: expected a dict, {{name: (shape, dtype)}}")
     found = {}
     for name, value in described.items():
         if hasattr(value, "shape") and hasattr(value, "dtype"):
-            shape, dtype = value.shape, value.dtype
+            shape, dtype = value.shape, arrays.torch_dtype(value.dtype) if arrays.is_torch(value) else value.dtype
         elif isinstance(value, tuple) and len(value) == 2:
             shape, dtype = value
         else:
             raise TypeError(f"{what} {name!r}: {value!r}; expected (shape, dtype), or an array of that shape and dtype")
-        shape = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
-        if min(shape, default=0) < 0:
+        extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+        if not all(isinstance(extent, (int, np.integer)) and not isinstance(extent, bool) for extent in extents):
+            raise TypeError(f"{what} {name!r}: shape {shape!r}; expected an integer, or a tuple of them")
+        if min(extents, default=0) < 0:
             raise ValueError(f"{what} {name!r}: shape {shape}; an extent is negative")
-        found[name] = Spec(shape, np.dtype(dtype))
+        if dtype is None:
+            raise TypeError(f"{what} {name!r}: no dtype; expected one, such as np.float32")
+        try:
+            dtype = np.dtype(dtype)
+            arrays.check_dtype(dtype)
+        except TypeError as error:
+            raise TypeError(f"{what} {name!r}: {error}") from None
+        found[name] = Spec(tuple(map(operator.index, extents)), dtype)
     return found
 
 
