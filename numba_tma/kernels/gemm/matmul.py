@@ -313,11 +313,10 @@ def _way(view: ArrayView, element: ElementType, majors: tuple[str, ...], transpo
     """`majors` are the orders that the kernel can read. A's rows run along K as it is, those of B (`transposed`) when
     its last two dimensions change places."""
     straight, turned = ("n", "k") if transposed else ("k", "m")
-    for major, axis, other in ((straight, -1, -2), (turned, -2, -1)):
+    for major, axis in ((straight, -1), (turned, -2)):
         contiguous = view.strides[axis] == element.size or view.shape[axis] == 1
-        others = [s for s, n in zip(view.strides, view.shape, strict=True) if n > 1 and s != view.strides[axis]]
-        apart = view.strides[other] if view.shape[other] > 1 else 0
-        aligned = view.pointer % 16 == 0 and not any(s % 16 or s <= 0 for s in (*others, apart or 16))
+        others = [view.strides[i] for i in range(-len(view.shape), 0) if i != axis and view.shape[i] > 1]
+        aligned = view.pointer % 16 == 0 and not any(stride % 16 or stride <= 0 for stride in others)
         if major in majors and contiguous and aligned:
             return _Way(_itself, major)
     if straight in majors:

@@ -192,6 +192,13 @@ def test_vectors(rng, extents):
     check(matmul(a, b, configuration=SMALL), expected(a, b), BF16)
 
 
+@pytest.mark.parametrize("shapes", [((3, 9, 1), (3, 1, 1)), ((3, 1, 1), (3, 1, 9)), ((3, 1, 1), (3, 1, 1))])
+def test_batches_of_single_elements(rng, shapes):
+    """Elements of neighbouring products lie as close together as those of a row."""
+    a, b = (rng.standard_normal(shape).astype(BF16) for shape in shapes)
+    check(matmul(a, b, configuration=SMALL), expected(a, b), BF16)
+
+
 def test_nothing_to_compute():
     assert matmul(np.zeros((0, 8), np.float16), np.zeros((8, 5), np.float16)).shape == (0, 5)
 
