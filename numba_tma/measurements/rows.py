@@ -27,8 +27,8 @@ ONLINE = ("online", {"threads": 512, "vectors": 4, "min_blocks": 2, "keep": True
 # The ladder, for rows that a block holds and for longer ones.
 SHORT: Steps = (("plain", {}), ONLINE, ("registers", {}))
 LONG: Steps = (("plain", {}), ONLINE, ("ring", {}), ("grid", {"keep": True}))
-# Threads that hold 2 to 8 vectors each of a row and as many of the weights.
-THREADS = (128, 256, 512, 1024)
+# Threads of an SM that have registers for so many vectors of half as wide numbers each, and for as many weights.
+HALF_HELD = {2: 1536, 4: 1024}
 # Rows that are taken twice from shared memory: KB of a row in a block, blocks of a row at most, and the options.
 PARTS: tuple[tuple[int, int, dict[str, Any]], ...] = (
     (64, 16, {}),
@@ -55,9 +55,9 @@ def candidates(given: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]
         steps += LONG
     else:
         steps += [*SHORT, ("bulk", {"threads": min(512, o.vectors // 2), "keep": True})]
-        for threads in THREADS if weighted else ():
-            if 2 <= o.vectors / threads <= 8:
-                steps.append(("registers", {"threads": threads, "keep": True}))
+        for vectors, most in HALF_HELD.items() if weighted and o.itemsize == 2 else ():
+            threads = min(1024, o.vectors // vectors)
+            steps.append(("registers", {"threads": threads, "min_blocks": most // threads, "keep": True}))
     for kilobytes, most, options in WEIGHTED_PARTS if weighted else PARTS:
         parts = -(-nbytes // (kilobytes * 1024))
         if 2 * nbytes >= kilobytes * 1024 and parts <= most:

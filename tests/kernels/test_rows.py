@@ -120,7 +120,7 @@ CHOSEN = [
     ("softmax", "bfloat16", 65533, "cluster", {}),
     ("rmsnorm", "float32", 32767, "cluster", {}),
     ("rmsnorm", "float32", 131071, "cluster", {"rows": 2, "ahead": 4, "threads": 256}),
-    ("rmsnorm", "bfloat16", 8191, "registers", {"threads": 256}),
+    ("rmsnorm", "bfloat16", 8191, "registers", {"threads": 256, "min_blocks": 4}),
     ("rmsnorm", "bfloat16", 32771, "cluster", {"rows": 2, "ahead": 4, "threads": 256}),
     ("rmsnorm", "float16", 300_001, "cluster", {"ahead": 3, "threads": 256}),
 ]

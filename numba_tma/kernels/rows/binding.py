@@ -282,7 +282,8 @@ def _choose_rmsnorm(vectors: int, half: bool) -> tuple[str, dict[str, Any]]:
     """The same. Two rows at once halve what the weights cost, which is more where numbers are half as wide."""
     nbytes = vectors * VECTOR
     if half and nbytes <= PART_BYTES // 4:
-        return "registers", {"threads": min(512, _threads(vectors, 4))}
+        threads = _threads(vectors, 4)
+        return "registers", {"threads": threads, "min_blocks": 1024 // threads}  # 64 registers a thread
     if not half and nbytes <= PART_BYTES // 2:
         return "registers", {"threads": min(512, _threads(vectors, 2))}
     if 2 * nbytes > PART_BYTES * MAX_CLUSTER:  # two rows would leave room for one block on an SM
