@@ -481,8 +481,7 @@ class Launcher:
         """The loaded kernel for these types, with stamps if there is a plan; None where the simulator is to run it."""
         # Numba's types are slow to hash and there is one object for each, which the variant keeps alive.
         ids = (*_gpu_in_use(), *[id(argument.numba_type) for argument in marshalled])
-        seconds = self.kernel.watchdog
-        key = ids if plan is None and not seconds else (plan, seconds, *ids)
+        key = (plan, self.kernel.watchdog, *ids)
         found = self._variants.get(key)
         if found is not None:
             return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import decimal
 import math
+import numbers
 import os
 
 VARIABLE = "NUMBA_TMA_WATCHDOG"
@@ -17,10 +19,13 @@ def checked(seconds: object, what: str) -> float:
         TypeError: it is no number.
         ValueError: it is negative, not finite, or longer than anybody waits.
     """
-    if isinstance(seconds, bool) or not hasattr(seconds, "__float__"):
+    if isinstance(seconds, bool) or not isinstance(seconds, (numbers.Real, decimal.Decimal)):
         raise TypeError(f"{what}={seconds!r}: {_EXPECTED}")
-    number = float(seconds)
-    if math.isnan(number) or not 0 <= number <= _LONGEST:
+    try:
+        number = float(seconds)
+    except (TypeError, ValueError, OverflowError):  # a time with a unit, a signalling NaN, an integer beyond all floats
+        number = math.nan
+    if not 0 <= number <= _LONGEST:
         raise ValueError(f"{what}={seconds!r}: {_EXPECTED}")
     return number
 

@@ -74,6 +74,16 @@ class WatchdogError(LaunchError):
             f"  the CUDA context is lost: nothing more runs on the GPU in this process"
         )
 
+    def __reduce__(self) -> tuple:
+        return _remade, (str(self), vars(self))
+
+
+def _remade(message: str, attributes: dict[str, object]) -> WatchdogError:
+    """The error in another process."""
+    error = WatchdogError.__new__(WatchdogError, message)
+    vars(error).update(attributes)
+    return error
+
 
 @dataclass(frozen=True)
 class Record:

@@ -2,13 +2,24 @@
 
 What a thread does while it waits is in the PTX a cycle of its control flow: it asks a barrier, or loads a flag, and
 branches back. A loop that also stores, arrives, copies or multiplies does work between its looks, and is none of these.
+Nor is one that goes on whatever it sees, such as one that adds up what is in an array that others may write.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..sim.module import Function, Instruction
+from ..sim.module import (
+    CONDITION_CODE,
+    Address,
+    Function,
+    Instruction,
+    Negated,
+    PredicatePair,
+    Register,
+    Vector,
+)
 
 # What a loop may do and still only wait: it reads, computes on integers, sleeps, and meets the lanes of its warp.
 _QUIET = frozenset(
@@ -89,7 +100,7 @@ def find(function: Function) -> list[Spin]:
     for header, indices in enumerate(before):
         for index in indices if len(indices) > 1 else ():
             loops.setdefault(header, set()).update(_loop(body, before, header, index))
-    waiting = {header: loop for header, loop in loops.items() if any(is_look(body[index]) for index in loop)}
+    waiting = {header: loop for header, loop in loops.items() if _looks_decide(body, loop)}
     return [
         Spin(
             header,
@@ -100,6 +111,50 @@ def find(function: Function) -> list[Spin]:
         for header, loop in waiting.items()
         if not any(other < loop for other in waiting.values())
     ]
+
+
+def _looks_decide(body: list[Instruction], loop: set[int]) -> bool:
+    """Whether a branch in the loop depends on what its looks see, by way of registers."""
+    seen: set[str] = set()
+    while True:
+        before = len(seen)
+        for index in loop:
+            instruction = body[index]
+            depends = not seen.isdisjoint(_read(instruction))
+            if depends and instruction.opcode in ("bra", "brx"):
+                return True
+            if depends or is_look(instruction):
+                seen |= _written(instruction)
+        if len(seen) == before:
+            return False
+
+
+def _written(instruction: Instruction) -> set[str]:
+    """Registers that one of the instructions of a loop that waits may write: they all name them first."""
+    carry = {CONDITION_CODE.name} if "cc" in instruction.modifiers else set()
+    return carry | set(_registers(instruction.operands[:1]))
+
+
+def _read(instruction: Instruction) -> set[str]:
+    """Registers that one may read; a guarded instruction leaves what it does not write."""
+    first = 0 if instruction.opcode in ("bra", "brx") else 1
+    carry = {CONDITION_CODE.name} if instruction.opcode in ("addc", "subc") else set()
+    guard = {instruction.guard[0].name} if instruction.guard is not None else set()
+    return carry | guard | set(_registers(instruction.operands[first:]))
+
+
+def _registers(operands: Iterable[object]) -> Iterator[str]:
+    for operand in operands:
+        if isinstance(operand, Register):
+            yield operand.name
+        elif isinstance(operand, Address):
+            yield from _registers((operand.base,))
+        elif isinstance(operand, Vector):
+            yield from _registers(operand.elements)
+        elif isinstance(operand, Negated):
+            yield operand.register.name
+        elif isinstance(operand, PredicatePair):
+            yield from _registers((operand.first, operand.second))
 
 
 def _behind(function: Function, index: int) -> set[int]:

@@ -39,6 +39,7 @@ SYMBOL = "numba_tma_watchdog"
 # The variable's words: where the record is, nanoseconds until a wait gives up, whether a thread has given up.
 RECORD, LIMIT, CLAIM = 0, 8, 16
 ENDLESS = 1 << 62  # 146 years
+_DECLARED = f".visible .global .align 8 .u64 {SYMBOL}[3] ="
 _PURPOSE = "to watch it"
 _GAVE_UP = "$watchdog_gave_up"
 _SITE = re.compile(r"// numba_tma\.watchdog (\d+)")
@@ -55,15 +56,17 @@ class Site:
 
 def is_watched(compiled: Compiled) -> bool:
     """Whether a kernel has a watchdog."""
-    return SYMBOL in compiled.ptx
+    return _DECLARED in compiled.ptx
 
 
 def watch(compiled: Compiled) -> Compiled:
-    """The kernel with a watchdog; one that nowhere waits in a loop comes back as it is.
+    """The kernel with a watchdog; one that nowhere waits in a loop, or has one, comes back as it is.
 
     Raises:
         CompileError: the PTX is not written one instruction a line, or enters such a loop by a table of branches.
     """
+    if is_watched(compiled):
+        return compiled
     module = parse(compiled.ptx)
     lines = compiled.ptx.split("\n")
     weaver = _Weaver(lines, architectures.parse(compiled.arch), SHARED_SYMBOL in module.globals)
@@ -73,7 +76,7 @@ def watch(compiled: Compiled) -> Compiled:
     if not weaver.sites:
         return compiled
     first = next(number for number, line in enumerate(lines, 1) if line.startswith(".address_size"))
-    weaver.put_behind(first, [f".visible .global .align 8 .u64 {SYMBOL}[3] = {{0, {ENDLESS}, 0}};"])
+    weaver.put_behind(first, [f"{_DECLARED} {{0, {ENDLESS}, 0}};"])
     return replace(compiled, ptx="\n".join(weaver.woven()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import fractions
 
 import numpy as np
@@ -45,6 +46,13 @@ def test_the_environment_is_checked_at_the_launch(text, monkeypatch, in_simulato
         (True, TypeError),
         ([2], TypeError),
         (1j, TypeError),
+        (np.True_, TypeError),
+        (np.complex64(2), TypeError),
+        (np.array([2.0]), TypeError),
+        (np.timedelta64(2, "s"), ValueError),
+        (10**400, ValueError),
+        (fractions.Fraction(10**400), ValueError),
+        (decimal.Decimal("sNaN"), ValueError),
     ],
 )
 def test_the_keyword_is_checked(seconds, error):
@@ -52,7 +60,9 @@ def test_the_keyword_is_checked(seconds, error):
         kernel(watchdog=seconds)(nothing)
 
 
-@pytest.mark.parametrize("seconds", [2, 0.25, np.float32(0.5), np.int64(3), fractions.Fraction(1, 4)])
+@pytest.mark.parametrize(
+    "seconds", [2, 0.25, 1e-9, np.float32(0.5), np.int64(3), fractions.Fraction(1, 4), decimal.Decimal("2")]
+)
 def test_numbers_of_any_kind(seconds):
     assert kernel(watchdog=seconds)(nothing).watchdog == float(seconds)
 

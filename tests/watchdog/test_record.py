@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,15 @@ def made(limit: int = 1_000_000_000, **values: int) -> record.Record | None:
         size = record._TYPE.fields[name][0].itemsize
         memory[record.FIELDS[name] :][:size] = np.frombuffer(value.to_bytes(size, "little"), np.uint8)
     return record.read(memory, limit)
+
+
+def test_the_error_travels_between_processes():
+    address = 0x400 + PLAN.offsets["full"] + 8
+    found = made(now=5_500_000_000, deadline=5_250_000_000, address=address, phase=1, thread_x=3)
+    error = WatchdogError("sums", found, {0: WAIT}, PLAN)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is WatchdogError and str(again) == str(error) and vars(again) == vars(error)
+    assert (again.barrier, again.phase, again.thread) == ("mbarrier full[1]", 1, (3, 0, 0))
 
 
 def test_fields_lie_apart_and_aligned():

@@ -8,6 +8,7 @@ from numba_tma.sim.parse import parse
 from numba_tma.watchdog import spins
 
 TRY = "mbarrier.try_wait.parity.shared::cta.b64 %p, [%r1], %r2;"
+ADD_UP = "ld.acquire.gpu.global.u32 %r1, [%rd1];\nadd.u64 %rd1, %rd1, 4;\nadd.u32 %r2, %r2, %r1;"
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
 DECLARED = ".reg .pred %p, %q;\n.reg .b32 %r<9>;\n.reg .f32 %f<4>;\n.reg .b64 %rd<9>;\n"
 
@@ -41,6 +42,21 @@ def found(body: str):
         ("L: atom.global.add.u32 %r1, [%rd1], 1;\nsetp.ne.u32 %p, %r1, 9;\n@%p bra L;", None),
         ("L: add.u32 %r1, %r1, 1;\nsetp.ne.u32 %p, %r1, 9;\n@%p bra L;", None),
         (TRY, None),
+        # What goes on whatever it sees is not waiting either.
+        (f"L: {ADD_UP}\nadd.u32 %r3, %r3, 1;\nsetp.lt.u32 %p, %r3, 9;\n@%p bra L;", None),
+        (f"L: {ADD_UP}\nmov.u64 %rd2, %clock64;\nsetp.lt.u64 %p, %rd2, %rd3;\n@%p bra L;", None),
+        (f"L: {ADD_UP}\nsetp.lt.u32 %p, %r2, 9;\n@%p bra L;", ["ld.acquire"]),
+        (f"L: {ADD_UP}\n@%q bra E;\nsetp.lt.u32 %p, %r2, 9;\n@%p bra L;\nE:", ["ld.acquire"]),
+        (
+            "L: ld.volatile.global.v2.u32 {%r1, %r2}, [%rd1];\nadd.cc.u32 %r3, %r2, %r2;\naddc.u32 %r4, 0, 0;\n"
+            "setp.eq.u32 %p|%q, %r4, 5;\nand.pred %p, %q, %q;\n@!%p bra L;",
+            ["ld.volatile"],
+        ),
+        (
+            "L: ld.volatile.global.u32 %r1, [%rd1];\nsetp.eq.u32 %p, %r1, 5;\nmov.u32 %r2, 0;\n@%p mov.u32 %r2, 1;\n"
+            "setp.eq.u32 %q, %r2, 0;\n@%q bra L;",
+            ["ld.volatile"],
+        ),
         # Entered in two places: it has no beginning.
         (f"@%q bra M;\nL: nanosleep.u32 20;\nM: {TRY}\n@!%p bra L;", None),
         (f"@%q bra M;\nL: {TRY}\n@%p bra E;\nM: nanosleep.u32 20;\nbra L;\nE:", None),

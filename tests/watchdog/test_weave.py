@@ -9,9 +9,9 @@ import re
 import numpy as np
 import pytest
 import waiting
-from numba import types
+from numba import cuda, types, uint32, uint64
 
-from numba_tma import driver, kernel, sim, suite, trace, use_backend, watchdog
+from numba_tma import driver, kernel, launch, ptx, sim, suite, trace, use_backend, watchdog
 from numba_tma.compile import Compiled, CompileError, compile_kernel, link
 from numba_tma.kernels import PROBLEMS
 from numba_tma.launch import recording, tracing
@@ -77,6 +77,67 @@ def test_a_kernel_that_does_not_wait_has_none(monkeypatch):
         x[0] += 1
 
     assert not ADDED.search(add.compile(np.zeros(1, np.float32)).ptx)
+
+
+def test_a_name_is_no_watchdog(monkeypatch):
+    """Nor is the name of a file or function in the PTX's lines."""
+    monkeypatch.setenv(watchdog.VARIABLE, "2")
+
+    @kernel(threads=32)
+    def numba_tma_watchdog(x):
+        x[0] += 1
+
+    compiled = numba_tma_watchdog.compile(np.zeros(1, np.float32))
+    assert weave.SYMBOL in compiled.ptx and not watchdog.is_watched(compiled)
+    watched = compiled_sums(seconds=1)
+    assert watchdog.is_watched(watched) and weave.watch(watched) is watched
+
+
+@kernel(threads=32, watchdog=1)
+def adds_up(x, out):
+    address, total = ptx.global_address(x), uint32(0)
+    for i in range(x.shape[0]):
+        total = uint32(total + ptx.ld_acquire_gpu_global_u32(uint64(address + 4 * i)))
+    out[cuda.threadIdx.x] = total
+
+
+def test_adding_up_is_no_wait(rng, in_simulator):
+    x, out = rng.integers(0, 1000, 64, np.uint32), np.zeros(32, np.uint32)
+    assert not watchdog.is_watched(adds_up.compile(x, out))
+    adds_up[1](x, out)
+    assert (out == x.sum()).all()
+
+
+def test_the_watchdog_is_asked_for_at_each_bind(monkeypatch):
+    """Whatever was launched before."""
+
+    class Variant:
+        def __init__(self, launcher, compiled, loaded, numba_types):
+            self.is_watched = watchdog.is_watched(compiled)
+
+        def bound(self, marshalled):
+            return self
+
+        def launch(self, marshalled):
+            launched.append(self)
+
+    class OnGpu:
+        def __init__(self, array):
+            self.__cuda_array_interface__ = array.__array_interface__ | {"strides": array.strides, "version": 3}
+
+    monkeypatch.setattr(launch, "_Variant", Variant)
+    monkeypatch.setattr(launch, "gpu_refusal", lambda compiled=None: None)
+    monkeypatch.setattr(launch.Kernel, "load", lambda self, compiled: None)
+    arguments = OnGpu(np.zeros(1, np.uint32)), OnGpu(np.zeros(32, np.float32))
+    for first in ("2", "0"):
+        launcher, launched = waiting.make_poll(None)[1, 32, 1 if first == "2" else 2], []
+        monkeypatch.setenv(watchdog.VARIABLE, first)
+        with use_backend("gpu"):
+            launcher(*arguments)
+            assert [one.is_watched for one in launched] == [first == "2"]
+            for later in ("0", "2", "", "3", first):
+                monkeypatch.setenv(watchdog.VARIABLE, later)
+                assert launcher.bind(*arguments).is_watched == (later in ("2", "3"))
 
 
 def test_sites_have_the_lines_of_the_kernel():
