@@ -14,6 +14,7 @@ each for another batch at the same time.
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,14 +46,33 @@ def make_index(vectors: np.ndarray) -> Index:
 
     Raises:
         ImportError: the package usearch is not installed.
+        ValueError: the vectors are no matrix, or a number in them is not finite.
     """
+    vectors = np.ascontiguousarray(vectors, np.float32)
+    if vectors.ndim != 2 or 0 in vectors.shape:
+        raise ValueError(f"vectors of shape {vectors.shape}: expected (n, dimensions), one vector or more")
+    _check_finite(vectors, "vector")
     try:
         from usearch.index import Index as Hnsw
     except ImportError as error:
         raise ImportError("searching takes the package usearch: pip install numba-tma[gpt2]") from error
     index = Hnsw(ndim=vectors.shape[1], metric="cos", dtype="f32")
-    index.add(np.arange(len(vectors)), np.ascontiguousarray(vectors, np.float32))
+    index.add(np.arange(len(vectors)), vectors)
     return index
+
+
+def _check_finite(vectors: np.ndarray, what: str) -> None:
+    """See that a search has something to compare: to NaN all vectors are as near as any."""
+    wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if wrong.size:
+        raise ValueError(f"{what} {wrong[0]} has numbers that are not finite: nothing is near it")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found: numbers of documents, (vectors, count), the nearest first."""
+
+    keys: np.ndarray
 
 
 class OfDocuments:
@@ -63,27 +83,50 @@ class OfDocuments:
         share: of the time from one search's beginning to the next one's that a search is to take; the width follows, up
             to as many as there are vectors. In a pipeline with a host thread of its own, searches are then as thorough
             as the other stages leave time for. None: the width stays.
+
+    Raises:
+        TypeError, ValueError: the number of documents or the width is no integer of 1 or more, or the share not above 0
+            and up to 1.
     """
 
     def __init__(self, index: Any, documents: int, width: int = 64, *, share: float | None = None) -> None:
+        for name, value in (("documents", documents), ("width", width)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise TypeError(f"{name} {value!r}: expected an integer, 1 or more")
+            if value < 1:
+                raise ValueError(f"{name} {value}: expected 1 or more")
+        if share is not None and (isinstance(share, bool) or not isinstance(share, numbers.Real)):
+            raise TypeError(f"share {share!r}: expected a part of the time, above 0 and up to 1, or None")
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"share {share!r}: expected a part of the time, above 0 and up to 1, or None")
         self._index, self._documents, self.width, self.share = index, documents, width, share
         self._last: tuple[float, float] | None = None  # when the last search began, and what it took
 
-    def search(self, vectors: np.ndarray, count: int) -> Any:
-        """As the index, with documents' numbers for keys."""
+    def search(self, vectors: np.ndarray, count: int) -> Found:
+        """As the index, with documents' numbers for keys.
+
+        Raises:
+            ValueError: the index has fewer vectors than are asked for.
+        """
+        if count > len(self._index):
+            raise ValueError(
+                f"the {count} nearest of an index of {len(self._index)} vectors: add some, it would make up the rest"
+            )
         begin = time.perf_counter()
         if self.share is not None and self._last is not None:
             self._follow(begin)
-        self._index.expansion_search = self.width
+        self._index.expansion_search = min(self.width, len(self._index))  # it has memory for as many made
         # One thread: to start a thread for each vector takes longer than to search for it.
-        self.keys = np.asarray(self._index.search(vectors, count, threads=1).keys) % self._documents
+        keys = np.asarray(self._index.search(vectors, count, threads=1).keys) % self._documents
         self._last = begin, time.perf_counter() - begin
-        return self
+        return Found(keys)
 
     def _follow(self, begin: float) -> None:
         """In small steps: what a search takes changes by a quarter from one second to the next, with what else the host
         does."""
         last, took = self._last
+        if begin <= last:  # the clock has not moved, or another thread was quicker
+            return
         missing = self.share - took / (begin - last)
         wanted = self.width * (1 + (_WIDER if missing > 0 else _NARROWER) * missing)
         # A step of one at least: a small width would not change by a few percent.
@@ -227,11 +270,18 @@ class Retrieval:
         past = self.store.length
         tokens, lengths = padded([request.question for request in requests], self.store.model.config, self.question)
         vectors = np.stack([np.asarray(request.vector, np.float32) for request in requests])
-        found = np.asarray(self.store.index.search(vectors, 1).keys).reshape(self.batch, -1)[:, 0].astype(np.int32)
+        _check_finite(vectors, "the vector of request")
+        found = np.asarray(self.store.index.search(vectors, 1).keys).reshape(self.batch, -1)[:, 0]
+        documents = len(self.store.prefixes)
+        strange = found[(found < 0) | (found >= documents)]
+        if strange.size:
+            raise ValueError(
+                f"the index found document {strange[0]} of {documents}, numbered from 0: make it of the store's"
+            )
         buffers["tokens"][:, past : past + tokens.shape[1]] = tokens
         buffers["lengths"][:] = past + lengths
         buffers["documents"][:] = found
-        return {f"prefix{i}": self.store.prefixes[document] for i, document in enumerate(found)}
+        return {f"prefix{i}": self.store.prefixes[int(document)] for i, document in enumerate(found)}
 
     def _compute(self, inputs: dict[str, Any], outputs: dict[str, Any], stream: Any) -> None:
         if self._session is None:

@@ -106,6 +106,90 @@ def test_searches_take_their_share(monkeypatch, width):
     assert all(81 <= wide <= 99 for wide in widths[-100:])  # of the 100 that there is time for
 
 
+class Keys:
+    """An index of so many vectors that finds what it is told to, and says how many candidates it was to look at."""
+
+    def __init__(self, count, keys=None):
+        self.count, self.keys, self.expansion_search = count, keys, None
+
+    def __len__(self):
+        return self.count
+
+    def search(self, vectors, count, threads=0):
+        return Keys(
+            self.count, np.resize(np.arange(self.count) if self.keys is None else self.keys, (len(vectors), count))
+        )
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.5, float("nan"), float("inf"), True, "0.5", 1j])
+def test_shares_that_are_none(share):
+    with pytest.raises((TypeError, ValueError), match="share .*: expected a part of the time, above 0 and up to 1, or"):
+        OfDocuments(Keys(9), 3, share=share)
+
+
+@pytest.mark.parametrize("name", ["documents", "width"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, float("nan"), True, "9", None])
+def test_numbers_of_documents_and_candidates(name, value):
+    with pytest.raises((TypeError, ValueError), match=f"{name} .*: expected .*1 or more"):
+        OfDocuments(Keys(9), **{"documents": 3, name: value})
+
+
+@pytest.mark.parametrize("share", [None, 1e-9, np.float32(0.5), 1])
+def test_a_clock_that_stands_still(monkeypatch, share):
+    monkeypatch.setattr("time.perf_counter", lambda: 7.0)
+    index = OfDocuments(Keys(9), np.int64(3), 5, share=share)
+    for _ in range(3):
+        assert index.search(np.eye(2), 4).keys.tolist() == [[0, 1, 2, 0], [1, 2, 0, 1]]
+    assert index.width == 5
+
+
+def test_more_candidates_than_there_are():
+    """The index has memory for as many as it is told, and is told no more than it has vectors."""
+    held = Keys(9)
+    OfDocuments(held, 3, 1 << 62).search(np.eye(2), 9)
+    assert held.expansion_search == 9
+
+
+@pytest.mark.parametrize("vectors", [0, 2])
+def test_an_index_with_fewer_vectors_than_are_asked_for(vectors):
+    with pytest.raises(ValueError, match=f"the 3 nearest of an index of {vectors} vectors"):
+        OfDocuments(Keys(vectors), 3).search(np.eye(2), 3)
+
+
+def test_two_searches_keep_what_they_found():
+    held = Keys(9)
+    index = OfDocuments(held, 9)
+    first = index.search(np.eye(1), 1)
+    held.keys = np.array([5])
+    assert index.search(np.eye(1), 1).keys == [[5]] and first.keys == [[0]]
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (np.zeros(8), r"vectors of shape \(8,\): expected \(n, dimensions\)"),
+        (np.zeros((0, 8)), r"vectors of shape \(0, 8\)"),
+        (np.array([[1.0, 2.0], [3.0, np.inf]]), "vector 1 has numbers that are not finite"),
+    ],
+)
+def test_vectors_that_no_index_is_made_of(vectors, message):
+    with pytest.raises(ValueError, match=message):
+        make_index(vectors)
+
+
+def test_documents_that_are_not_there(rng, model):
+    store = Store(model, rng.integers(0, 211, (2, 16)), Keys(9, [0]), batch=2)
+    requests = [Request(np.ones(8), [1]), Request(np.ones(8), [2])]
+    with Retrieval(store, 2, question=6, count=2, model=Model()) as retrieval:
+        for key in (2, -1, 1 << 32):
+            store.index.keys = [key]
+            with pytest.raises(BatchError, match=f"ValueError: the index found document {key} of 2"):
+                list(retrieval.run([requests]))
+        nowhere = Request(np.array([1, np.nan] * 4), [2])
+        with pytest.raises(BatchError, match="ValueError: the vector of request 1 has numbers that are not finite"):
+            list(retrieval.run([[requests[0], nowhere]]))
+
+
 def test_retrieval(rng, weights, model):
     """As if document and question had been one prompt; what comes back serves as the next turn's prefix."""
     documents, vectors = rng.integers(0, 211, (3, 16)), unit(rng, (3, 8))
