@@ -29,6 +29,7 @@ from . import (
     tile_sweep,
     timelines,
     transpose,
+    watchdog,
 )
 
 _REGION = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.S)
@@ -53,6 +54,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     **tile_sweep.TABLES,
     **timelines.TABLES,
     **transpose.TABLES,
+    **watchdog.TABLES,
 }
 
 
