@@ -1,4 +1,4 @@
-"""The machine code of a kernel as the simulator's model of time wants it: what each line of the PTX became.
+"""The machine code of a kernel: what each line of the PTX became, for the simulator's model of time; its main loop.
 
 The assembler writes into each instruction how many cycles the warp must let pass before its next one, in bits 105 to
 108 of its 128. (Known from the work of others on the encodings of Volta and its successors; NVIDIA documents none.)
@@ -20,6 +20,39 @@ _SECOND_HALF = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _STALL_SHIFT = 41
 # Instructions behind which the warp may go elsewhere than to the next one.
 _BRANCHES = ("BRA", "BRX", "JMP", "EXIT", "RET", "CALL", "BSYNC", "BREAK", "KILL")
+_MNEMONIC = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
+_LABEL = re.compile(r"\s*(\.L_\w+):")
+_BACK = re.compile(r"BRA\S* .*`\((\.L_\w+)\)")
+# Instructions that multiply and add; each kind counts where there is none of those before it.
+_PRODUCTS = (("HGMMA", "QGMMA"), ("HMMA",), ("FFMA",))
+
+
+def mnemonics(sass: str) -> list[str]:
+    """Of all instructions of a disassembly (`Compiled.sass`), in order: what stands behind their predicates."""
+    return _MNEMONIC.findall(sass)
+
+
+def main_loop(sass: str) -> list[str]:
+    """Mnemonics of the loop that multiplies most, from a label to the branch back to it.
+
+    By tensor cores, if there are any. Of loops with as many products it is the shortest: that around an inner one has
+    its products too, and so has what a wait spans that is out of line, behind the loop, and branches back to before it.
+
+    Raises:
+        ValueError: nothing is multiplied in a loop.
+    """
+    lines = [line for line in sass.splitlines() if _MNEMONIC.search(line) or _LABEL.match(line)]
+    labels = {found[1]: i for i, line in enumerate(lines) if (found := _LABEL.match(line))}
+    loops = []
+    for end, line in enumerate(lines):
+        back = _BACK.search(line)
+        if back and labels.get(back[1], end) < end:
+            loops.append(mnemonics("\n".join(lines[labels[back[1]] : end])))
+    for kind in _PRODUCTS:
+        counts = [sum(mnemonic.startswith(kind) for mnemonic in loop) for loop in loops]
+        if any(counts):
+            return min((loop for loop, count in zip(loops, counts, strict=True) if count == max(counts)), key=len)
+    raise ValueError(f"none of {len(loops)} loops multiplies and adds, in floats")
 
 
 def machine_code(compiled: Compiled) -> list[MachineInstruction]:

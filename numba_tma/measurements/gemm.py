@@ -17,26 +17,11 @@ from ..kernels.gemm.ladder import PROBLEM
 from ..kernels.gemm.matmul import matmul
 from ..kernels.problem import Case
 from ..launch import recording
+from ..machine_code import main_loop, mnemonics
 from .timing import Record
 
 _ARITHMETIC = ("HGMMA", "HMMA", "FFMA")
 _SPECIAL = ("LDGSTS", "LDSM", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "ACQBULK")
-_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)")
-
-
-def main_loop(sass: str) -> list[str]:
-    """Mnemonics from a label to the branch back to it: of the loop with most products, by tensor cores if there are
-    any."""
-    lines = [line for line in sass.splitlines() if re.search(r"/\*[0-9a-f]{4,}\*/|^\s*\.L_", line)]
-    labels = {found[1]: i for i, line in enumerate(lines) if (found := re.match(r"\s*(\.L_\w+):", line))}
-    loops = []
-    for end, line in enumerate(lines):
-        back = re.search(r"BRA\S* .*`\((\.L_\w+)\)", line)
-        if back and labels.get(back[1], end) < end:
-            loops.append(_INSTRUCTION.findall("\n".join(lines[labels[back[1]] : end])))
-    kind = next(kind for kind in _ARITHMETIC if any(m.startswith(kind) for loop in loops for m in loop))
-    # Of a loop and the one around it the first is taken, which is the inner one.
-    return max(loops, key=lambda loop: sum(mnemonic.startswith(kind) for mnemonic in loop))
 
 
 def code() -> list[Record]:
@@ -54,7 +39,6 @@ def code() -> list[Record]:
             variant.bind(arrays, **chosen.get(variant.name, {}))()
         kernel, compiled = recorded.launches[0].kernel, recorded.launches[0].compiled
         loop = main_loop(compiled.sass)
-        everything = _INSTRUCTION.findall(compiled.sass)
         multiplying = [mnemonic for mnemonic in loop if mnemonic.startswith(_ARITHMETIC)]
         records.append(
             {
@@ -65,7 +49,7 @@ def code() -> list[Record]:
                 "lent_registers": [int(n) for n in re.findall(r"setmaxnreg\.\w+\S* +(\d+)", compiled.ptx)],
                 "loop": len(loop),
                 "products": f"{len(multiplying)} {multiplying[0]}",
-                "special": sorted({m for m in everything if m.startswith(_SPECIAL)}),
+                "special": sorted({m for m in mnemonics(compiled.sass) if m.startswith(_SPECIAL)}),
             }
         )
     return records

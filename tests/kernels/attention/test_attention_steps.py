@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -15,6 +14,7 @@ from numba_tma.kernels.attention import peers
 from numba_tma.kernels.attention.ladder import PROBLEM, attend, reference
 from numba_tma.kernels.attention.warp_mma import Tiling, tiling_for
 from numba_tma.launch import recording, use_backend
+from numba_tma.machine_code import main_loop
 
 pytestmark = pytest.mark.filterwarnings("error::numba_tma.launch.HazardWarning")
 
@@ -118,22 +118,6 @@ def test_the_code_is_what_it_should_be(name, rng):
     for mnemonic, count in counts.items():
         assert sum(found.startswith(mnemonic) for found in loop) == count, mnemonic
     assert not {"LDL", "STL"} & set(loop)
-
-
-def main_loop(sass):
-    """Mnemonics from a label to the branch back to it: of the loops with most products the shortest.
-
-    A wait that is out of line, behind the loop, branches back to before it as well.
-    """
-    lines = [line for line in sass.splitlines() if re.search(r"/\*[0-9a-f]{4,}\*/|^\s*\.L_", line)]
-    labels = {found[1]: i for i, line in enumerate(lines) if (found := re.match(r"\s*(\.L_\w+):", line))}
-    loops = []
-    for end, line in enumerate(lines):
-        back = re.search(r"BRA\S* .*`\((\.L_\w+)\)", line)
-        if back and labels.get(back[1], end) < end:
-            text = "\n".join(lines[labels[back[1]] : end])
-            loops.append(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", text))
-    return max(loops, key=lambda loop: (sum(found.startswith(("HMMA", "FFMA")) for found in loop), -len(loop)))
 
 
 def test_what_does_not_fit_is_named(rng):

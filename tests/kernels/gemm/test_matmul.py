@@ -15,7 +15,7 @@ from numba_tma.kernels.gemm.choice import Configuration, Shape, Types
 from numba_tma.kernels.gemm.epilogue import activation_reference
 from numba_tma.kernels.gemm.matmul import MatmulError, matmul
 from numba_tma.launch import recording
-from numba_tma.measurements.gemm import main_loop
+from numba_tma.machine_code import main_loop
 
 BF16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 # Relative to the largest result: rounding of the output's type; tf32 has 10 bits of fraction, cut off.

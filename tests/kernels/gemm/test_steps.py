@@ -12,7 +12,7 @@ from numba_tma.kernels.gemm import binding, ladder, peers, warp_mma
 from numba_tma.kernels.gemm.ladder import gemm, reference
 from numba_tma.kernels.gemm.operands import operands
 from numba_tma.launch import recording, use_backend
-from numba_tma.measurements.gemm import main_loop
+from numba_tma.machine_code import main_loop
 
 pytestmark = pytest.mark.filterwarnings("error::numba_tma.launch.HazardWarning")
 
