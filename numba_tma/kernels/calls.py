@@ -1,14 +1,15 @@
 """What a public function asks of its caller's arrays: layout, address, stream, and new ones of the same kind.
 
 Functions that are called again and again with arrays like those before keep what they made of the first ones under
-`layout`, and what is bound to addresses under `pointer`.
+`layout`, and what is bound to addresses under `pointer`. What else is asked of them is checked once, if `remembered`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from .. import arrays
 from ..arrays import ArrayView, DeviceView
 from ..device_array import DeviceArray
 from ..dtypes import ElementType
+
+Made = TypeVar("Made")
 
 
 def viewed(caller: str, **given: Any) -> dict[str, ArrayView]:
@@ -126,6 +129,33 @@ class Recent(dict):
 def recent_plans() -> Recent:
     """Of what does not depend on where arrays lie."""
     return Recent(1024)
+
+
+def remembered(make: Callable[..., Made]) -> Callable[..., Made]:
+    """`make`, called for the same values again and again: what it made of them is kept.
+
+    Of values that may change, such as a tensor of one number, nothing is kept, nor of what cannot be looked up.
+    """
+    known: dict[tuple, Made] = recent_plans()
+
+    def get(*values: Any) -> Made:
+        try:
+            return known[values]
+        except (KeyError, TypeError):  # new, or a list, say
+            pass
+        made = make(*values)
+        if all(map(_is_constant, values)):
+            known[values] = made
+        return made
+
+    return get
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    frozen = is_dataclass(type(value)) and type(value).__dataclass_params__.frozen
+    return frozen or isinstance(value, (bool, int, float, str, np.generic, type(None)))
 
 
 def recent_places() -> Recent:

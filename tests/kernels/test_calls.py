@@ -100,3 +100,33 @@ def test_what_is_kept_has_an_end():
     assert dict(kept) == {0: "0", 1: "again", 2: "2"}
     kept[3] = "3"
     assert dict(kept) == {3: "3"}
+
+
+def test_what_was_made_of_the_same_values_before_is_remembered():
+    asked = []
+
+    def make(scale, window):
+        if window is None:
+            raise ValueError("a window expected")
+        asked.append((float(scale), tuple(window)))
+        return asked[-1]
+
+    class Changing:
+        """Looked up by what it is, not by its number."""
+
+        number = 1.0
+
+        def __float__(self):
+            return self.number
+
+    get, changing = calls.remembered(make), Changing()
+    for _ in range(2):
+        assert get(2.0, (1, 2)) == get(np.float32(2), (1, 2)) == (2.0, (1, 2))
+        with pytest.raises(ValueError, match="a window expected"):
+            get(2.0, None)
+    assert len(asked) == 1
+    for number in (3.0, 4.0):  # what may change is asked for each time, as is a list, which cannot be looked up
+        changing.number = number
+        assert get(changing, (1, 2)) == (number, (1, 2))
+        assert get(number, [1, 2]) == (number, (1, 2))
+    assert len(asked) == 5

@@ -20,7 +20,7 @@ from ...arrays import ArrayView
 from ...device_array import DeviceArray
 from ...launch import backend, watched
 from ...tensor_map import TensorMap
-from ..calls import current_stream, layout, new_like, pointer, recent_places, recent_plans, seen
+from ..calls import current_stream, layout, new_like, pointer, recent_places, recent_plans, remembered, seen
 from ..gemm.choice import multiprocessors
 from .kv_cache import MOST_BLOCKS, capacity_of, check_batch, check_rows, views_of, with_queries
 from .masks import MOST_KEYS, UNBOUNDED
@@ -139,7 +139,12 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked of a call, besides its arrays."""
+    """What is asked of a call, besides its arrays.
+
+    Raises:
+        TypeError: something else than a number, where one is expected.
+        ValueError: a window that is no number of keys.
+    """
 
     scale: float | None = None
     soft_cap: float = 0.0
@@ -150,21 +155,14 @@ class Options:
     stages: int | None = None
     l2_promotion: str = "128B"  # a box's rows
 
-    def checked(self) -> Options:
-        """The same, numbers all; apart from the constructor, since each call makes one and few are new.
-
-        Raises:
-            TypeError: something else than a number, where one is expected.
-            ValueError: a window that is no number of keys.
-        """
-        counts = {name: getattr(self, name) for name in ("splits", "keys", "warps", "stages")}
-        return Options(
-            None if self.scale is None else number("scale", self.scale),
-            number("soft_cap", self.soft_cap),
-            _window(self.window),
-            **{name: None if count is None else _whole(name, count) for name, count in counts.items()},
-            l2_promotion=self.l2_promotion,
-        )
+    def __post_init__(self) -> None:
+        if self.scale is not None:
+            object.__setattr__(self, "scale", number("scale", self.scale))
+        object.__setattr__(self, "soft_cap", number("soft_cap", self.soft_cap))
+        object.__setattr__(self, "window", _window(self.window))
+        for name in ("splits", "keys", "warps", "stages"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _whole(name, getattr(self, name)))
 
 
 class Plan:
@@ -178,7 +176,6 @@ class Plan:
     def __init__(
         self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, page_table: Any, out: Any, lse: Any, options: Options
     ) -> None:
-        options = options.checked()
         rows = {"q": q} if out is None else {"q": q, "out": out}
         views = views_of(
             _CALLER, **rows, k_cache=k_cache, v_cache=v_cache, lengths=lengths, page_table=page_table, lse=lse
@@ -273,6 +270,7 @@ class Plan:
         )
 
 
+_options = remembered(Options)
 _plans: dict[tuple, tuple[Plan, dict[tuple, Callable[[], Any]], dict[int, Workspace]]] = recent_plans()
 
 
@@ -328,15 +326,11 @@ def decode(
             in a page that there is not, if the page table is in the host's memory.
         RuntimeError: a first call while the stream is captured into a graph.
     """
-    options = Options(scale, soft_cap, window, splits)
+    options = _options(scale, soft_cap, window, splits)
     given = (q, k_cache, v_cache, lengths, page_table, out, lse)
     key = (tuple([layout(array, _CALLER) for array in given]), options, backend())
     stream = current_stream(q) if stream is None else driver.stream_handle(stream)
-    try:
-        found = _plans.get(key)
-    except TypeError:  # of an option that cannot be hashed
-        options.checked()
-        raise
+    found = _plans.get(key)
     if found is None:
         found = (Plan(*given, options), recent_places(), {})
         _plans[key] = found

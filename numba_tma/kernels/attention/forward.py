@@ -13,12 +13,12 @@ from ...arrays import ArrayView
 from ...launch import Kernel, Launcher, backend, watched
 from ...ragged import RaggedMap
 from ...tensor_map import TensorMap
-from ..calls import current_stream, layout, new_like, pointer, recent_places, recent_plans, seen
+from ..calls import current_stream, layout, new_like, pointer, recent_places, recent_plans, remembered, seen
 from ..gemm.warpgroup import GROUP_ROWS
 from . import choice
 from .choice import Configuration
 from .masks import UNBOUNDED, Band
-from .operands import BOX, Operands, check_outputs, operands
+from .operands import BOX, Operands, check_outputs, number, operands
 from .tile_counters import tile_counter
 from .warpgroup import make_overlapped
 
@@ -70,7 +70,7 @@ def attention(
         ValueError: shapes, types, strides or numbers do not fit; the message says what would.
         RuntimeError: the process' first call while a stream is captured into a graph.
     """
-    options = Options(causal, window, scale, soft_cap, configuration)
+    options = _options(causal, window, scale, soft_cap, configuration)
     return _call("attention", (q, k, v, out, lse), None, options, stream)
 
 
@@ -109,7 +109,7 @@ def attention_varlen(
         As `attention`.
         ValueError: also starts in the host's memory that fall or exceed the rows.
     """
-    options = Options(causal, window, scale, soft_cap, configuration)
+    options = _options(causal, window, scale, soft_cap, configuration)
     if not isinstance(longest_q, (int, np.integer)) or longest_q < 1:
         raise ValueError(f"attention_varlen: longest_q {longest_q!r}; a number of rows expected, 1 or more")
     return _call("attention_varlen", (q, k, v, out, lse), (q_starts, kv_starts, int(longest_q)), options, stream)
@@ -117,7 +117,12 @@ def attention_varlen(
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked of a call, besides its arrays."""
+    """What is asked of a call, besides its arrays.
+
+    Raises:
+        TypeError: a scale or a soft cap that is no number, or a configuration that is none.
+        ValueError: a window that is no pair of numbers of keys.
+    """
 
     causal: bool = False
     window: tuple[int, int] = (UNBOUNDED, UNBOUNDED)
@@ -126,14 +131,9 @@ class Options:
     configuration: Configuration | None = None
 
     def __post_init__(self) -> None:
-        for name in ("scale", "soft_cap"):
-            value = getattr(self, name)
-            if value is None and name == "scale":
-                continue
-            try:
-                object.__setattr__(self, name, float(value))
-            except (TypeError, ValueError):
-                raise TypeError(f"{name} is {value!r}; a number expected") from None
+        if self.scale is not None:
+            object.__setattr__(self, "scale", number("scale", self.scale))
+        object.__setattr__(self, "soft_cap", number("soft_cap", self.soft_cap))
         if not isinstance(self.configuration, (Configuration, type(None))):
             raise TypeError(
                 f"configuration is a {type(self.configuration).__name__}; a Configuration expected, or None"
@@ -237,6 +237,7 @@ class Plan:
         return (*maps, lse, counter, first, second, *self._scalars)
 
 
+_options = remembered(Options)
 _plans: dict[tuple, tuple[Plan, dict[tuple, Callable[[], Any]]]] = recent_plans()
 
 

@@ -174,6 +174,20 @@ def test_what_is_of_the_wrong_kind_is_refused(change, message):
         attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
 
 
+def test_what_is_asked_is_checked_when_it_is_new(rng, monkeypatch):
+    checked, of = [], Band.of
+    monkeypatch.setattr(Band, "of", lambda *asked: checked.append(asked) or of(*asked))
+    q = drawn(rng, (1, 20), 1, 64, np.float16)
+    with use_backend("sim"):
+        first = attention(q, q, q, window=(3, 2))
+        count = len(checked)
+        np.testing.assert_array_equal(attention(q, q, q, window=(3, 2)), first)
+        assert len(checked) == count > 0
+        np.testing.assert_array_equal(attention(q, q, q, window=[3, 2]), first)
+        assert len(checked) == count + 1
+        assert (attention(q, q, q, window=(2, 3)) != first).any()
+
+
 def test_what_is_written_must_be_writable():
     q = np.zeros((1, 8, 2, 64), np.float16)
     out = np.zeros_like(q)
