@@ -1,9 +1,10 @@
 """Attention: `attention`, `attention_varlen`, `decode` and `attention_fp8` to use, and the ladder that leads to them.
 
 Read `ladder` first, then plain, warp_mma and warpgroup, in this order. All steps share `operands` (checks), `masks`
-(what a query sees) and `softmax`. `forward` is the public side of the last steps, with `choice` (which tiles for which
-heads) and `packed` (sequences of different lengths). A few queries against a cache are the work of split_kv, decoding
-and kv_cache, 8-bit floats that of the files called fp8.
+(what a query sees) and `softmax`; those with a producer share `tiles`, `rings` (what it fills), `tile_counters` and
+`packed` (sequences of different lengths). `forward` is the public side of the last steps, with `choice` (which tiles
+for which heads). A few queries against a cache are the work of split_kv, decoding and kv_cache, 8-bit floats that of
+the files called fp8. `peers` are what is measured beside.
 """
 
 from .decoding import bind_decode, decode

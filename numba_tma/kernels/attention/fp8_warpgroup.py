@@ -40,8 +40,10 @@ from ...warpgroup import ROW_BYTES, SWIZZLE_64B, SWIZZLE_128B, SWIZZLE_NONE, con
 from ..gemm.warpgroup import BOX_COLUMNS, GROUP_ROWS, WARPGROUP
 from .fp8_quantise import CHUNK, KV_BLOCK
 from .masks import Kind, make_tile_masks
+from .rings import make_fetch, make_rings, ring_barriers
 from .softmax import NOTHING, inverse, log_sum_exp, make_softmax, quad_max, quad_sum
-from .warpgroup import Tile, make_tile
+from .tile_counters import claim
+from .tiles import Tile, make_tile
 
 FLOAT8 = "float8_e4m3fn"
 HEAD_DIMS = (64, 128, 256)
@@ -294,9 +296,7 @@ def _plan(head_dim: int, dtype: str, consumers: int, keys: int, stages: int) -> 
         "turns": Buffer((TURNS, 8), "uint32"),
         "turn_full": Barriers(TURNS),
     }
-    for name, count in (("q", consumers), ("k", stages), ("v", stages)):
-        members[f"{name}_full"], members[f"{name}_empty"] = Barriers(count), Barriers(count)
-    return Shared(**members)
+    return Shared(**members, **ring_barriers(consumers, stages))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -314,9 +314,7 @@ class Supply(NamedTuple):
     initialise()
         Of the barriers, by one thread.
     produce(...)
-        One thread finds out what the block's tiles are and fetches all that they need. The first is the block's own;
-        each further one is claimed by way of `counter`, so that blocks that got short tiles get more of them. After as
-        many claims as there are tiles, which is all that are made, the counter is zero again.
+        One thread claims one tile after the other, describes it to all who do not fetch, and fetches what it needs.
     produce_scales(k_scale, v_scale, lane, group)
         A warp brings the scales of each block of keys. Their ring has one slot more than that of K, whose barriers are
         also its own: when K of a block has been let go, the softmax of the block before it is done.
@@ -338,21 +336,28 @@ class Supply(NamedTuple):
 def make_supply(tile: Tile, smem: Shared, head_dim: int, consumers: int, keys: int, stages: int) -> Supply:
     """The functions for tiles of this kind, in this shared memory."""
     row_bytes = min(head_dim, ROW_BYTES)
-    boxes = head_dim // row_bytes
     q_bytes, kv_bytes = GROUP_ROWS * head_dim, keys * head_dim
     parts, split = keys // _part(keys), KV_BLOCK // _part(keys)
     place, blocks = tile.place, tile.blocks
+    fetch = make_fetch(head_dim // row_bytes, row_bytes, row_bytes)
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch_keys(tile, tensor_map, block, head, batch, bar):
+        fetch(tile, tensor_map, keys, uint32(block * uint32(keys)), head, batch, bar)
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch_values(tile, tensor_map, block, head, batch, bar):
+        chunk = uint32(block * uint32(keys // CHUNK))
+        ptx.cp_async_bulk_tensor_5d_shared_global(ptx.shared_address(tile), tensor_map, 0, 0, chunk, head, batch, bar)
+
+    # The warp that brings the scales arrives at K's barrier too.
+    initialise_rings, fill = make_rings(
+        smem, (fetch_keys, fetch_values), kv_bytes, consumers, stages, k_arrivals=2, wait=mbarrier_wait
+    )
 
     @cuda.jit(device=True, forceinline=True)
     def initialise():
-        for i in range(consumers):
-            ptx.mbarrier_init(smem.q_full[i], 1)
-            ptx.mbarrier_init(smem.q_empty[i], 1)
-        for stage in range(stages):
-            ptx.mbarrier_init(smem.k_full[stage], 2)  # K's bytes, and the scales
-            ptx.mbarrier_init(smem.v_full[stage], 1)
-            ptx.mbarrier_init(smem.k_empty[stage], consumers)
-            ptx.mbarrier_init(smem.v_empty[stage], consumers)
+        initialise_rings()
         for i in range(TURNS):
             ptx.mbarrier_init(smem.turn_full[i], 1)
         ptx.fence_mbarrier_init()
@@ -378,19 +383,12 @@ def make_supply(tile: Tile, smem: Shared, head_dim: int, consumers: int, keys: i
         return turns[slot, 0], turns[slot, 1], turns[slot, 2]
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch_rows(to, tensor_map, nrows, row, head, batch, bar):
-        for box in range(boxes):
-            unroll()
-            at = uint32(ptx.shared_address(to) + uint32(box * nrows * row_bytes))
-            ptx.cp_async_bulk_tensor_4d_shared_global(at, tensor_map, box * row_bytes, head, row, batch, bar)
-
-    @cuda.jit(device=True, forceinline=True)
     def produce(q_map, k_map, v_map, counter, sq, skv, low, high, tiles_m, heads, all_heads, together, group):
         use, turn = uint32(0), uint32(0)  # of the rings of K and V; of Q
         tiles = uint32(tiles_m * all_heads)
         tile = uint32(cuda.blockIdx.x)
         while tile < tiles:
-            following = uint32(cuda.gridDim.x + uint32(cuda.atomic.inc(counter, 0, uint32(tiles - uint32(1)))))
+            following = claim(counter, tiles)
             row, head, batch = place(tile, tiles_m, heads, all_heads, together)
             kv_head = uint32(head // group)
             first, block = blocks(row, sq, skv, low, high)
@@ -400,21 +398,8 @@ def make_supply(tile: Tile, smem: Shared, head_dim: int, consumers: int, keys: i
                 mbarrier_wait(smem.q_empty[i], (turn & uint32(1)) ^ uint32(1))
                 bar = smem.q_full[i]
                 ptx.mbarrier_arrive_expect_tx(bar, q_bytes)
-                fetch_rows(smem.q[i], q_map, GROUP_ROWS, uint32(row + uint32(i) * uint32(GROUP_ROWS)), head, batch, bar)
-            while block > first:  # backwards: the blocks at a causal mask's edge first
-                unroll(1)
-                block = uint32(block - uint32(1))
-                stage, phase = ring(use, stages)
-                use = uint32(use + uint32(1))
-                mbarrier_wait(smem.k_empty[stage], phase ^ uint32(1))
-                ptx.mbarrier_arrive_expect_tx(smem.k_full[stage], kv_bytes)
-                key = uint32(block * uint32(keys))
-                fetch_rows(smem.k[stage], k_map, keys, key, kv_head, batch, smem.k_full[stage])
-                mbarrier_wait(smem.v_empty[stage], phase ^ uint32(1))
-                ptx.mbarrier_arrive_expect_tx(smem.v_full[stage], kv_bytes)
-                to = ptx.shared_address(smem.v[stage])
-                chunk = uint32(block * uint32(keys // CHUNK))
-                ptx.cp_async_bulk_tensor_5d_shared_global(to, v_map, 0, 0, chunk, kv_head, batch, smem.v_full[stage])
+                fetch(smem.q[i], q_map, GROUP_ROWS, uint32(row + uint32(i) * uint32(GROUP_ROWS)), head, batch, bar)
+            use = fill(k_map, v_map, use, first, block, kv_head, batch)
             turn = uint32(turn + uint32(1))
             tile = following
         describe(turn, uint32(0), uint32(0), uint32(0), uint32(0), uint32(0))

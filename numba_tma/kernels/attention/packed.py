@@ -13,6 +13,9 @@ from typing import NamedTuple
 from numba import cuda
 from numba.cuda.types import int32, uint32
 
+from ... import ptx
+from ...ragged import ragged_row
+
 _MOST = 1 << 30  # rows; sums with a window's sides stay within 31 bits
 
 
@@ -23,11 +26,17 @@ class Sequences(NamedTuple):
         (sq, skv, low, high, q_start, kv_start): how many queries and keys, its diagonals, and its first rows. Packed,
         the diagonals given are those of as many queries as keys.
     part(batch, start, length)
-        What a tile's `fetch` and `store` take to find its rows.
+        What `load` and `write` take to find its rows.
+    load(to, tensor_map, column, head, row, part, bar)
+        Copy a box of one head to shared memory, whose bytes complete at `bar`.
+    write(tensor_map, column, head, row, part, start)
+        Copy a box of one head from shared memory; what lies behind the sequence's end stays.
     """
 
     extents: Callable
     part: Callable
+    load: Callable
+    write: Callable
 
 
 @functools.cache
@@ -43,7 +52,15 @@ def make_sequences(packed: bool) -> Sequences:
         def part(batch, start, length):
             return batch
 
-        return Sequences(extents, part)
+        @cuda.jit(device=True, forceinline=True)
+        def load(to, tensor_map, column, head, row, batch, bar):
+            ptx.cp_async_bulk_tensor_4d_shared_global(to, tensor_map, column, head, row, batch, bar)
+
+        @cuda.jit(device=True, forceinline=True)
+        def write(tensor_map, column, head, row, batch, start):
+            ptx.cp_async_bulk_tensor_4d_global_shared(tensor_map, column, head, row, batch, start)
+
+        return Sequences(extents, part, load, write)
 
     @cuda.jit(device=True, forceinline=True)
     def rows_from(starts, batch, most):
@@ -64,4 +81,14 @@ def make_sequences(packed: bool) -> Sequences:
     def rows_of(batch, start, length):
         return start, length
 
-    return Sequences(packed_extents, rows_of)
+    @cuda.jit(device=True, forceinline=True)
+    def load_packed(to, tensor_map, column, head, row, part, bar):
+        x, y, z = ragged_row(part[0], part[1], row)
+        ptx.cp_async_bulk_tensor_5d_shared_global(to, tensor_map, column, head, x, y, z, bar)
+
+    @cuda.jit(device=True, forceinline=True)
+    def write_packed(tensor_map, column, head, row, part, start):
+        x, y, z = ragged_row(part[0], part[1], row)
+        ptx.cp_async_bulk_tensor_5d_global_shared(tensor_map, column, head, x, y, z, start)
+
+    return Sequences(packed_extents, rows_of, load_packed, write_packed)

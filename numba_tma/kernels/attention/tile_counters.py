@@ -6,6 +6,8 @@ import itertools
 from typing import Any
 
 import numpy as np
+from numba import cuda
+from numba.cuda.types import uint32
 
 from ... import driver
 from ...arrays import DeviceView
@@ -50,3 +52,13 @@ def tile_counter(host: bool, caller: str, stream: int) -> Any:
             )
         _counters[device] = _Counters()
     return _counters[device].next()
+
+
+@cuda.jit(device=True, forceinline=True)
+def claim(counter, tiles):
+    """The number of a block's next tile, by one thread; a block's first is that of its own number.
+
+    Blocks that got short tiles claim more of them. After as many claims as there are `tiles`, which is all that blocks
+    make until they get none, the counter is zero again.
+    """
+    return uint32(cuda.gridDim.x + uint32(cuda.atomic.inc(counter, 0, uint32(tiles - uint32(1)))))

@@ -2,7 +2,11 @@
 
 A block computes 64 rows of O for each of its consumer warpgroups. Q stays in shared memory; K and V come through rings
 of their own, so that a block of keys is let go as soon as its scores are there. The scores are a warpgroup's
-accumulator, and become weights in the registers from which the second product reads its operand A.
+accumulator, and become weights in the registers from which the second product reads its operand A. What fills shared
+memory is in `rings`, what a tile is in `tiles`.
+
+Source: Shah and others, "FlashAttention-3". PTX ISA: "Register Fragments for wgmma.mma_async.m64nNk16", "Matrix
+Descriptor Format", "setmaxnreg".
 """
 
 from __future__ import annotations
@@ -17,15 +21,17 @@ from numba.cuda.types import float32, uint32, uint64
 from ... import ptx
 from ...launch import Kernel, kernel
 from ...pipeline import make_meet, make_release, ring
-from ...ragged import ragged_row
-from ...shared import Barriers, Buffer, Shared, Tiles
+from ...shared import Buffer, Shared, Tiles
 from ...unroll import unroll
 from ...warpgroup import ROW_BYTES, consumer_number, matrix_descriptor, uniform
 from ..gemm.epilogue import make_pack
 from ..gemm.warpgroup import BOX_COLUMNS, GROUP_ROWS, WARPGROUP
 from .masks import Kind, make_tile_masks
 from .packed import make_sequences
+from .rings import make_fetch, make_rings, ring_barriers
 from .softmax import NOTHING, inverse, log_sum_exp, make_softmax, quad_sum
+from .tile_counters import claim
+from .tiles import Tile, make_tile
 
 _KINDS = {"bfloat16": "bf16", "float16": "f16"}
 _STEP = 16  # of the inner dimension, in one instruction
@@ -90,150 +96,6 @@ def make_weighted(head_dim: int, keys: int, dtype: str) -> Callable:
     return weighted
 
 
-class Tile(NamedTuple):
-    """Device functions for the tiles of `consumers` x 64 queries that a block goes through.
-
-    place(tile, tiles_m, heads, all_heads, together)
-        First row, head and batch. Tiles are gone through by `together` heads at a time, whose keys and values fit into
-        the L2 cache; where rows see keys on their left alone, by length, the longest first.
-    blocks(row, sq, skv, low, high)
-        (first, end) of the blocks of keys, at least one.
-    fetch(tile, tensor_map, nrows, row, head, part, bar)
-        Copy all columns of `nrows` rows of one head; `part` is `packed.Sequences`'.
-    fetch_shared(tile, tensor_map, nrows, row, head, part, bar, rank)
-        The same for all blocks of the cluster, as the one of this `rank`: every so many boxes of 64 columns.
-    store(o, o_map, tile, thread, barrier, row, head, part, top, bottom)
-        Multiply O's rows by `top` and `bottom`, and hand them to the copy engine through shared memory.
-    keep(lse, batch, head, row, sq, largest, total, factor)
-        Write the rows' log-sum-exp.
-    """
-
-    place: Callable
-    blocks: Callable
-    fetch: Callable
-    fetch_shared: Callable
-    store: Callable
-    keep: Callable
-
-
-@functools.cache
-def _make_copies(packed: bool) -> tuple[Callable, Callable]:
-    """Make `load(to, tensor_map, column, head, row, part, bar)`, and `write(…, part, start)` from shared memory."""
-    if not packed:
-
-        @cuda.jit(device=True, forceinline=True)
-        def load(to, tensor_map, column, head, row, batch, bar):
-            ptx.cp_async_bulk_tensor_4d_shared_global(to, tensor_map, column, head, row, batch, bar)
-
-        @cuda.jit(device=True, forceinline=True)
-        def write(tensor_map, column, head, row, batch, start):
-            ptx.cp_async_bulk_tensor_4d_global_shared(tensor_map, column, head, row, batch, start)
-
-        return load, write
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_packed(to, tensor_map, column, head, row, part, bar):
-        x, y, z = ragged_row(part[0], part[1], row)
-        ptx.cp_async_bulk_tensor_5d_shared_global(to, tensor_map, column, head, x, y, z, bar)
-
-    @cuda.jit(device=True, forceinline=True)
-    def write_packed(tensor_map, column, head, row, part, start):
-        x, y, z = ragged_row(part[0], part[1], row)
-        ptx.cp_async_bulk_tensor_5d_global_shared(tensor_map, column, head, x, y, z, start)
-
-    return load_packed, write_packed
-
-
-@functools.cache
-def make_tile(
-    head_dim: int, dtype: str, kind: Kind, consumers: int, keys: int, packed: bool = False, cluster: int = 1
-) -> Tile:
-    """The functions for these types and this shape of tile."""
-    boxes = -(-head_dim // BOX_COLUMNS)
-    rows = GROUP_ROWS * consumers
-    by_length = kind.right
-    block_range = make_tile_masks(kind, rows, keys).block_range
-    pack = make_pack(dtype)
-    load, write = _make_copies(packed)
-
-    @cuda.jit(device=True, forceinline=True)
-    def place(tile, tiles_m, heads, all_heads, together):
-        first = uint32(tile // uint32(tiles_m * together)) * together
-        within = uint32(tile - first * tiles_m)
-        if by_length:
-            width = min(uint32(all_heads - first), uint32(together))
-            turn = uint32(within // width)
-            every = uint32(first + within - turn * width)
-            m = uint32(tiles_m - uint32(1) - turn)
-        else:
-            turn = uint32(within // tiles_m)
-            m = uint32(within - turn * tiles_m)
-            every = uint32(first + turn)
-        batch = uint32(every // heads)
-        return uint32(m * uint32(rows)), uint32(every - batch * heads), batch
-
-    @cuda.jit(device=True, forceinline=True)
-    def blocks(row, sq, skv, low, high):
-        first, end = block_range(row, sq, skv, low, high)
-        return first, max(end, uint32(first + uint32(1)))  # where nothing is seen, a block all of whose keys are hidden
-
-    @cuda.jit(device=True, forceinline=True)
-    def fetch(tile, tensor_map, nrows, row, head, part, bar):
-        for box in range(boxes):
-            unroll()
-            to = uint32(ptx.shared_address(tile) + uint32(box * nrows * ROW_BYTES))
-            load(to, tensor_map, 64 * box, head, row, part, bar)
-
-    @cuda.jit(device=True, forceinline=True)
-    def fetch_shared(tile, tensor_map, nrows, row, head, part, bar, rank):
-        for turn in range(boxes // cluster):
-            unroll()
-            box = uint32(uint32(turn * cluster) + rank)
-            to = uint32(ptx.shared_address(tile) + box * uint32(nrows * ROW_BYTES))
-            column = uint32(box * uint32(BOX_COLUMNS))
-            ptx.cp_async_bulk_tensor_4d_shared_global_multicast(
-                to, tensor_map, column, head, row, part, bar, (1 << cluster) - 1
-            )
-
-    @cuda.jit(device=True, forceinline=True)
-    def store(o, o_map, tile, thread, barrier, row, head, part, top, bottom):
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        line = uint32(ptx.shared_address(tile) + (warp * uint32(16) + lane % uint32(16)) * uint32(ROW_BYTES))
-        swizzle, right = lane % uint32(8), lane // uint32(16)
-        if thread == 0:
-            ptx.cp_async_bulk_wait_group_read(0)  # the last tile's O has left
-        ptx.bar_sync(barrier, WARPGROUP)
-        for sixteenth in range(head_dim // 16):
-            unroll()
-            i = 8 * sixteenth
-            unit = (uint32(sixteenth % 4 * 2) + right) ^ swizzle
-            ptx.stmatrix_sync_x4(
-                uint32(line + uint32(sixteenth // 4 * GROUP_ROWS * ROW_BYTES) + unit * uint32(16)),
-                pack(o[i] * top, o[i + 1] * top),
-                pack(o[i + 2] * bottom, o[i + 3] * bottom),
-                pack(o[i + 4] * top, o[i + 5] * top),
-                pack(o[i + 6] * bottom, o[i + 7] * bottom),
-            )
-        ptx.fence_proxy_async_shared_cta()
-        ptx.bar_sync(barrier, WARPGROUP)
-        if thread == 0:
-            for box in range(boxes):
-                unroll()
-                start = uint32(ptx.shared_address(tile) + uint32(box * GROUP_ROWS * ROW_BYTES))
-                write(o_map, 64 * box, head, row, part, start)
-            ptx.cp_async_bulk_commit_group()
-
-    @cuda.jit(device=True, forceinline=True)
-    def keep(lse, batch, head, row, sq, largest, total, factor):
-        for i in range(2):
-            unroll()
-            r = uint32(row + uint32(8 * i))
-            if r < sq:
-                lse[batch, head, r] = log_sum_exp(largest[i], total[i], factor)
-
-    return Tile(place, blocks, fetch, fetch_shared, store, keep)
-
-
 def _plan(boxes: int, dtype: str, consumers: int, keys: int, stages: int, o_over_q: bool) -> Shared:
     """Shared memory: Q and O of each consumer, rings of K and V, a pair of barriers for each of what is fetched.
 
@@ -244,9 +106,33 @@ def _plan(boxes: int, dtype: str, consumers: int, keys: int, stages: int, o_over
         members["o"] = members["q"]
     for name in ("k", "v"):
         members[name] = Tiles(stages, (boxes * keys, BOX_COLUMNS), dtype, swizzle="128B")
-    for name, count in (("q", consumers), ("k", stages), ("v", stages)):
-        members[f"{name}_full"], members[f"{name}_empty"] = Barriers(count), Barriers(count)
-    return Shared(**members, tile=Buffer(TURNS, "uint32"))
+    return Shared(**members, **ring_barriers(consumers, stages), tile=Buffer(TURNS, "uint32"))
+
+
+def _make_fetch_keys(boxes: int, keys: int, packed: bool, cluster: int) -> Callable:
+    """Make `load(tile, tensor_map, key, head, part, bar)`: a block of K or V, from this key on.
+
+    Of a `cluster` each block fetches every so many boxes of 64 columns, for all of them.
+    """
+    fetch = make_fetch(boxes, BOX_COLUMNS, ROW_BYTES, packed)
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch_keys(tile, tensor_map, key, head, part, bar):
+        fetch(tile, tensor_map, keys, key, head, part, bar)
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch_share(tile, tensor_map, key, head, batch, bar):
+        rank = ptx.cluster_ctarank()
+        for turn in range(boxes // cluster):
+            unroll()
+            box = uint32(uint32(turn * cluster) + rank)
+            to = uint32(ptx.shared_address(tile) + box * uint32(keys * ROW_BYTES))
+            column = uint32(box * uint32(BOX_COLUMNS))
+            ptx.cp_async_bulk_tensor_4d_shared_global_multicast(
+                to, tensor_map, column, head, key, batch, bar, (1 << cluster) - 1
+            )
+
+    return fetch_keys if cluster == 1 else fetch_share
 
 
 class Supply(NamedTuple):
@@ -255,9 +141,8 @@ class Supply(NamedTuple):
     initialise()
         Of the barriers, by one thread.
     produce(...)
-        One thread fetches all that the block needs. Its first tile is the block's own; each further one is claimed by
-        way of `counter`, so that blocks that got short tiles get more of them, and announced together with its Q.
-        After as many claims as there are tiles, which is all that are made, the counter is zero again.
+        One thread claims one tile after the other (those of a cluster have every so many), fetches all that they need,
+        and announces a tile's number together with its Q.
     next_tile(mine, turn)
         Wait for Q of consumer `mine`'s tile number `turn`; a number behind the last tile's if there is none.
     """
@@ -277,32 +162,23 @@ def make_supply(
     fetches a part of K and V for all of them.
     """
     q_bytes, kv_bytes = GROUP_ROWS * boxes * ROW_BYTES, keys * boxes * ROW_BYTES
-    place, blocks, fetch, fetch_shared = tile.place, tile.blocks, tile.fetch, tile.fetch_shared
-    extents, part_of = make_sequences(packed)
+    place, blocks = tile.place, tile.blocks
+    fetch = make_fetch(boxes, BOX_COLUMNS, ROW_BYTES, packed)
+    fetch_keys = _make_fetch_keys(boxes, keys, packed, cluster)
+    loads = (fetch_keys, fetch_keys)
+    initialise_rings, fill = make_rings(smem, loads, kv_bytes, consumers, stages, step=keys, cluster=cluster)
+    sequences = make_sequences(packed)
+    extents, part_of = sequences.extents, sequences.part
 
     @cuda.jit(device=True, forceinline=True)
     def initialise():
-        for i in range(consumers):
-            ptx.mbarrier_init(smem.q_full[i], 1)
-            ptx.mbarrier_init(smem.q_empty[i], 1)
-        for stage in range(stages):
-            ptx.mbarrier_init(smem.k_full[stage], 1)
-            ptx.mbarrier_init(smem.v_full[stage], 1)
-            ptx.mbarrier_init(smem.k_empty[stage], consumers * cluster)
-            ptx.mbarrier_init(smem.v_empty[stage], consumers * cluster)
+        initialise_rings()
         ptx.fence_mbarrier_init()
-
-    @cuda.jit(device=True, forceinline=True)
-    def fetch_keys(tile, tensor_map, row, head, part, bar):
-        if cluster == 1:
-            fetch(tile, tensor_map, keys, row, head, part, bar)
-        else:
-            fetch_shared(tile, tensor_map, keys, row, head, part, bar, ptx.cluster_ctarank())
 
     @cuda.jit(device=True, forceinline=True)
     def following_tile(tile, tiles, counter):
         if cluster == 1:
-            return uint32(cuda.gridDim.x + uint32(cuda.atomic.inc(counter, 0, uint32(tiles - uint32(1)))))
+            return claim(counter, tiles)
         return uint32(tile + uint32(cuda.gridDim.x))
 
     @cuda.jit(device=True, forceinline=True)
@@ -344,18 +220,7 @@ def make_supply(
                     bar = smem.q_full[i]
                     ptx.mbarrier_arrive_expect_tx(bar, q_bytes)
                     fetch(smem.q[i], q_map, GROUP_ROWS, uint32(row + uint32(i * GROUP_ROWS)), head, q_part, bar)
-                while block > first:  # backwards: the blocks at a causal mask's edge first
-                    unroll(1)
-                    block = uint32(block - uint32(1))
-                    stage, phase = ring(use, stages)
-                    use = uint32(use + uint32(1))
-                    key = uint32(block * uint32(keys))
-                    ptx.mbarrier_wait_parity(smem.k_empty[stage], phase ^ uint32(1))
-                    ptx.mbarrier_arrive_expect_tx(smem.k_full[stage], kv_bytes)
-                    fetch_keys(smem.k[stage], k_map, key, kv_head, kv_part, smem.k_full[stage])
-                    ptx.mbarrier_wait_parity(smem.v_empty[stage], phase ^ uint32(1))
-                    ptx.mbarrier_arrive_expect_tx(smem.v_full[stage], kv_bytes)
-                    fetch_keys(smem.v[stage], v_map, key, kv_head, kv_part, smem.v_full[stage])
+                use = fill(k_map, v_map, use, first, block, kv_head, kv_part)
                 turn = uint32(turn + uint32(1))
             tile = following
         for i in range(consumers):
@@ -373,6 +238,39 @@ def make_supply(
     return Supply(initialise, produce, next_tile)
 
 
+def _make_finish(store: Callable, smem: Shared, packed: bool, o_over_q: bool) -> Callable:
+    """Make `finish(o, o_map, lse, ends, sums, whose, where, lane, sequence)`: a consumer's rows of O and lse leave.
+
+    `ends` are what O's rows, upper and lower, are multiplied by; `sums` their largest scores, their totals and the
+    scores' factor; `whose` the consumer and the thread in it; `where` the consumer's first row, head and batch; `lane`
+    the thread's first row and column of its tile; `sequence` where the queries begin, and how many they are. O may go
+    `o_over_q`, its Q, which is not needed any more: then Q's tile is let go when O has left.
+    """
+    part_of = make_sequences(packed).part
+
+    @cuda.jit(device=True, forceinline=True)
+    def finish(o, o_map, lse, ends, sums, whose, where, lane, sequence):
+        (top, bottom), (largest, total, factor), (mine, thread) = ends, sums, whose
+        (row, head, batch), (lane_row, lane_key), (q_start, sq) = where, lane, sequence
+        o_tile = smem.q[mine] if o_over_q else smem.o[mine]
+        part = part_of(batch, q_start, sq)
+        store(o, o_map, o_tile, thread, uint32(mine + uint32(3)), row, head, part, top, bottom)
+        if o_over_q and thread == 0:
+            ptx.cp_async_bulk_wait_group_read(0)
+            ptx.mbarrier_arrive(smem.q_empty[mine])
+        if lane_key == 0:
+            own = uint32(0) if packed else batch
+            first_row = uint32(q_start + row + lane_row)
+            end_row = min(uint32(q_start + sq), uint32(lse.shape[2]))  # a lse without rows stands for none
+            for i in range(2):
+                unroll()
+                r = uint32(first_row + uint32(8 * i))
+                if r < end_row:
+                    lse[own, head, r] = log_sum_exp(largest[i], total[i], factor)
+
+    return finish
+
+
 @functools.cache
 def make_warpgroups(
     head_dim: int,
@@ -386,6 +284,17 @@ def make_warpgroups(
     packed: bool = False,
 ) -> Kernel:
     """Steps 5 and 6: scores, softmax, product, one after the other; the warpgroups' turns mix by chance.
+
+    Args:
+        head_dim: columns of Q, K, V and O, a multiple of 16 up to 256.
+        dtype: theirs, "float16" or "bfloat16".
+        kind: which sides of the mask are bounded.
+        soft_cap: whether the scores are.
+        consumers: warpgroups of 64 queries each, 1 to 3.
+        keys: of a block, a multiple of 16 up to 256.
+        stages: of the rings.
+        o_over_q: whether O leaves by way of Q's shared memory, where there is no room else.
+        packed: whether sequences are packed one behind the other.
 
     Tensor maps are of (batch, rows, heads, head_dim), with boxes of 64 columns of one head: 64 rows of q and o, `keys`
     rows of k and v. `factor` and `inner` are `operands.Scores`'. If sequences are `packed`, they are `RaggedMap`s of
@@ -403,12 +312,12 @@ def make_warpgroups(
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
     wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
     tile_functions = make_tile(head_dim, dtype, kind, consumers, keys, packed)
-    place, blocks, store, keep = tile_functions.place, tile_functions.blocks, tile_functions.store, tile_functions.keep
+    place, blocks = tile_functions.place, tile_functions.blocks
     smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
     initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages, packed)
-    extents, part_of = make_sequences(packed)
+    extents = make_sequences(packed).extents
     release = make_release()
-    o_tile = _make_o_tile(smem, o_over_q)
+    finish = _make_finish(tile_functions.store, smem, packed, o_over_q)
 
     @kernel(threads=WARPGROUP * (consumers + 1), shared=smem)
     def attention_warpgroups(
@@ -496,41 +405,15 @@ def make_warpgroups(
                     release(smem.q_empty[mine], thread)
                 total[0], total[1] = quad_sum(total[0]), quad_sum(total[1])
                 top, bottom = inverse(total[0]), inverse(total[1])
-                part = part_of(batch, q_start, sq)
-                store(o, o_map, o_tile(mine), thread, uint32(mine + uint32(3)), row, head, part, top, bottom)
-                if o_over_q and thread == 0:
-                    ptx.cp_async_bulk_wait_group_read(0)
-                    ptx.mbarrier_arrive(smem.q_empty[mine])
-                if lane_key == 0:
-                    own = uint32(0) if packed else batch
-                    # A lse without rows stands for none.
-                    first_row, end_row = (
-                        uint32(q_start + row + lane_row),
-                        min(uint32(q_start + sq), uint32(lse.shape[2])),
-                    )
-                    keep(lse, own, head, first_row, end_row, largest, total, factor)
+                finish(
+                    *(o, o_map, lse, (top, bottom), (largest, total, factor)),
+                    *((mine, thread), (row, head, batch), (lane_row, lane_key), (q_start, sq)),
+                )
                 turn = uint32(turn + uint32(1))
             if thread == 0:
                 ptx.cp_async_bulk_wait_group_read(0)
 
     return attention_warpgroups
-
-
-def _make_o_tile(smem: Shared, o_over_q: bool) -> Callable:
-    """Make `o_tile(consumer)`: where its O goes, if need be over its Q, which it does not need any more then."""
-    if o_over_q:
-
-        @cuda.jit(device=True, forceinline=True)
-        def o_tile(mine):
-            return smem.q[mine]
-
-        return o_tile
-
-    @cuda.jit(device=True, forceinline=True)
-    def own_tile(mine):
-        return smem.o[mine]
-
-    return own_tile
 
 
 @functools.cache
@@ -576,13 +459,13 @@ def make_overlapped(
     pack = make_pack(dtype)
     wait_scores = getattr(ptx, f"wgmma_wait_group_m64n{keys}_f32")
     wait_o = getattr(ptx, f"wgmma_wait_group_m64n{head_dim}_f32")
-    tile_functions = make_tile(head_dim, dtype, kind, consumers, keys, packed, cluster)
-    place, blocks, store, keep = tile_functions.place, tile_functions.blocks, tile_functions.store, tile_functions.keep
+    tile_functions = make_tile(head_dim, dtype, kind, consumers, keys, packed)
+    place, blocks = tile_functions.place, tile_functions.blocks
     smem = _plan(boxes, dtype, consumers, keys, stages, o_over_q)
     initialise, produce, next_tile = make_supply(tile_functions, smem, boxes, consumers, keys, stages, packed, cluster)
     release, release_keys, meet = make_release(), make_release(cluster), make_meet(cluster)
-    extents, part_of = make_sequences(packed)
-    o_tile = _make_o_tile(smem, o_over_q)
+    extents = make_sequences(packed).extents
+    finish = _make_finish(tile_functions.store, smem, packed, o_over_q)
 
     def make_advance(hidden: bool) -> Callable:
         @cuda.jit(device=True, forceinline=True)
@@ -724,19 +607,10 @@ def make_overlapped(
                 top, bottom = inverse(total[0]), inverse(total[1])
                 wait_o(o, 0)
                 release_keys(smem.v_empty[stage], thread)
-                part = part_of(batch, q_start, sq)
-                store(o, o_map, o_tile(mine), thread, uint32(mine + uint32(3)), row, head, part, top, bottom)
-                if o_over_q and thread == 0:
-                    ptx.cp_async_bulk_wait_group_read(0)
-                    ptx.mbarrier_arrive(smem.q_empty[mine])
-                if lane_key == 0:
-                    own = uint32(0) if packed else batch
-                    # A lse without rows stands for none.
-                    first_row, end_row = (
-                        uint32(q_start + row + lane_row),
-                        min(uint32(q_start + sq), uint32(lse.shape[2])),
-                    )
-                    keep(lse, own, head, first_row, end_row, largest, total, factor)
+                finish(
+                    *(o, o_map, lse, (top, bottom), (largest, total, factor)),
+                    *((mine, thread), (row, head, batch), (lane_row, lane_key), (q_start, sq)),
+                )
                 use = uint32(use + uint32(1))
                 turn = uint32(turn + uint32(1))
             if ping_pong and mine == 0:
