@@ -21,7 +21,7 @@ from .choice import together
 from .fp8_quantise import CHUNK, KV_BLOCK, Q_BLOCK, make_quantise_rows, make_quantise_values
 from .fp8_warpgroup import FLOAT8, HEAD_DIMS, make_fp8
 from .masks import UNBOUNDED, Band
-from .operands import Operands, Scores, operands
+from .operands import Operands, Scores, operands, view_of
 from .tile_counters import tile_counter
 
 Launch = Callable[[], Any]
@@ -54,7 +54,7 @@ class Quantised(NamedTuple):
     @staticmethod
     def empty(q: Any, k: Any) -> Quantised:
         """Room for what arrays like these become, where they are."""
-        q_view, k_view = _view("q", q, 4), _view("k", k, 4)
+        q_view, k_view = view_of("q", q, 4), view_of("k", k, 4)
         batch, sq, heads, head_dim = q_view.shape
         _, skv, kv_heads, _ = k_view.shape
         _check_head_dim(head_dim)
@@ -75,15 +75,6 @@ def _room(shape: tuple[int, ...], element: ElementType, like: Any) -> Any:
     if isinstance(like, np.ndarray) or arrays.is_torch(like):
         return new_like(shape, element, like)
     return DeviceArray.empty(shape, element.numpy)
-
-
-def _view(name: str, array: Any, dimensions: int) -> ArrayView:
-    found = arrays.view(array)
-    if found is None:
-        raise TypeError(f"{name} is a {type(array).__name__}; an array is expected")
-    if len(found.shape) != dimensions:
-        raise ValueError(f"{name} has the shape {found.shape}: {dimensions} dimensions expected")
-    return found
 
 
 def _check_kind(given: Any) -> None:
@@ -261,7 +252,7 @@ def _views(
 
 
 def _checked(name: str, array: Any, types: tuple[str, ...], shape: tuple[int, ...]) -> ArrayView:
-    view = _view(name, array, len(shape))
+    view = view_of(name, array, len(shape))
     if view.shape != shape or view.dtype.name not in types:
         raise ValueError(f"{name} is {view.dtype} {view.shape}: {' or '.join(types)} {shape} expected")
     return view
@@ -270,8 +261,8 @@ def _checked(name: str, array: Any, types: tuple[str, ...], shape: tuple[int, ..
 def _check_attend(given: Quantised, o: Any, lse: Any) -> tuple[int, int, int, int, int, int]:
     """See that the arrays belong together: B, Sq, Hq, D, Skv and Hkv."""
     _check_kind(given)
-    batch, sq, heads, head_dim = shape = _view("q", given.q, 4).shape
-    _, skv, kv_heads, _ = of_k = _view("k", given.k, 4).shape
+    batch, sq, heads, head_dim = shape = view_of("q", given.q, 4).shape
+    _, skv, kv_heads, _ = of_k = view_of("k", given.k, 4).shape
     _check_head_dim(head_dim)
     if 0 in shape or 0 in of_k:
         raise ValueError(f"q {shape}, k {of_k}: there is nothing to attend to; extents of 1 and more expected")

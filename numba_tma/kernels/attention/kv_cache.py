@@ -20,12 +20,11 @@ from ...launch import Kernel, kernel
 from ...pitch import is_pitched
 from ..calls import MAX_EXTENT, check_written, current_stream, seen, viewed
 from .operands import INPUTS
+from .warp_mma import head_start
 
 _THREADS = 128
 _VECTOR = 8  # elements, 16 bytes
 MOST_BLOCKS = 65535  # in a grid's second and third dimension
-
-
 _OPTIONAL = ("page_table", "lse")  # arrays that may be None
 
 
@@ -130,6 +129,14 @@ def make_append(page_size: int) -> Kernel:
     The grid is (new keys, pieces of a key's heads and columns, batch). `page_size` is 0 for a contiguous cache.
     """
 
+    @cuda.jit(device=True, forceinline=True)
+    def copy_piece(new, cache, batch, number, place, row, head, column):
+        offset = uint64(column) * uint64(2)
+        source = head_start(new, batch, head) + uint64(number) * uint64(new.strides[1]) + offset
+        x0, x1, x2, x3 = ptx.ld_global_v4_u32(source)
+        target = head_start(cache, place, head) + uint64(row) * uint64(cache.strides[1]) + offset
+        ptx.st_global_v4_u32(target, x0, x1, x2, x3)
+
     @kernel(threads=_THREADS)
     def append_kv(k, v, k_cache, v_cache, lengths, page_table, capacity):
         at = uint32(uint32(cuda.blockIdx.y) * uint32(_THREADS) + uint32(cuda.threadIdx.x))
@@ -144,18 +151,8 @@ def make_append(page_size: int) -> Kernel:
             place, row = page_table[batch, row // uint32(page_size)], uint32(row % uint32(page_size))
         if place < 0 or place >= k_cache.shape[0]:
             return
-        source = uint64(batch) * uint64(k.strides[0]) + uint64(number) * uint64(k.strides[1])
-        source += uint64(head) * uint64(k.strides[2]) + uint64(column) * uint64(2)
-        x0, x1, x2, x3 = ptx.ld_global_v4_u32(ptx.global_address(k) + source)
-        target = uint64(place) * uint64(k_cache.strides[0]) + uint64(row) * uint64(k_cache.strides[1])
-        target += uint64(head) * uint64(k_cache.strides[2]) + uint64(column) * uint64(2)
-        ptx.st_global_v4_u32(ptx.global_address(k_cache) + target, x0, x1, x2, x3)
-        source = uint64(batch) * uint64(v.strides[0]) + uint64(number) * uint64(v.strides[1])
-        source += uint64(head) * uint64(v.strides[2]) + uint64(column) * uint64(2)
-        x0, x1, x2, x3 = ptx.ld_global_v4_u32(ptx.global_address(v) + source)
-        target = uint64(place) * uint64(v_cache.strides[0]) + uint64(row) * uint64(v_cache.strides[1])
-        target += uint64(head) * uint64(v_cache.strides[2]) + uint64(column) * uint64(2)
-        ptx.st_global_v4_u32(ptx.global_address(v_cache) + target, x0, x1, x2, x3)
+        copy_piece(k, k_cache, batch, number, place, row, head, column)
+        copy_piece(v, v_cache, batch, number, place, row, head, column)
 
     return append_kv
 

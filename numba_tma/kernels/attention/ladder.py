@@ -50,9 +50,9 @@ from typing import Any
 import numpy as np
 
 from ... import arrays, dtypes, sim
-from ...device_array import DeviceArray
 from ...launch import Kernel
 from ...pitch import pitched
+from ..calls import new_like
 from ..problem import Case, Problem, Variant, check_options
 from . import peers, plain, warp_mma, warpgroup
 from .choice import Configuration
@@ -108,7 +108,7 @@ Bind = Callable[..., Launch]
 def bind_three_kernels(arrays: Mapping[str, Any], *, stream: object = None, **asked: Any) -> Launch:
     """Bind step 1. S is allocated here, 4·B·Hq·Sq·Skv bytes."""
     o = operands(arrays, **asked)
-    s = _new_like(o.q, (o.batch, o.heads, o.sq, o.skv))
+    s = new_like((o.batch, o.heads, o.sq, o.skv), dtypes.float32, o.q)
     x, y = plain.TILE
     heads, group = o.heads * o.batch, np.uint32(o.group)
     scores = plain.make_scores(o.band.kind, o.scores.capped)[(-(-o.skv // x), -(-o.sq // y), heads), None, stream]
@@ -202,12 +202,6 @@ def _bind_arrays(o: Operands, kernel: Kernel, rows: int, stream: object) -> Laun
     """Bind a kernel of (q, k, v, o, lse, group, low, high, factor, inner), blocks of which compute `rows` rows of O."""
     launcher, group = kernel[o.grid(rows), None, stream], np.uint32(o.group)
     return launcher.bind(o.q, o.k, o.v, o.o, o.lse, group, *o.diagonals, o.scores.factor, o.scores.inner)
-
-
-def _new_like(like: Any, shape: tuple[int, ...]) -> Any:
-    """A float32 array of undefined contents where `like` is."""
-    empty = np.empty(shape, np.float32)
-    return empty if arrays.view(like).host else DeviceArray(empty)
 
 
 def _in_turn(launches: Sequence[Launch]) -> Launch:

@@ -156,9 +156,9 @@ def operands(
         TypeError: not an array, or no number.
         ValueError: dimensions, extents, types, strides, the window, the scale or the soft cap do not fit.
     """
-    views = {name: _view(name, given[name], 4) for name in ("q", "k", "v")}
+    views = {name: _rows_of(name, given[name], 4) for name in ("q", "k", "v")}
     q, k, v = views.values()
-    views |= {name: _view(name, given[name], n) for name, n in (("o", 4), ("lse", 3)) if given[name] is not None}
+    views |= {name: _rows_of(name, given[name], n) for name, n in (("o", 4), ("lse", 3)) if given[name] is not None}
     batch, sq, heads, head_dim = q.shape
     skv, kv_heads = k.shape[1:3]
     o, lse = views.get("o", q), views.get("lse")
@@ -214,12 +214,24 @@ def check_outputs(caller: str, views: Mapping[str, ArrayView], *written: str) ->
         check_written(caller, apart, name)
 
 
-def _view(name: str, array: Any, dimensions: int) -> ArrayView:
+def view_of(name: str, array: Any, dimensions: int) -> ArrayView:
+    """An array of so many dimensions, as the launcher sees it.
+
+    Raises:
+        TypeError: no array; the message names it.
+        ValueError: one of other dimensions.
+    """
     found = arrays.view(array)
     if found is None:
         raise TypeError(f"{name} is a {type(array).__name__}; an array is expected")
     if len(found.shape) != dimensions:
         raise ValueError(f"{name} has the shape {found.shape}: {dimensions} dimensions expected")
+    return found
+
+
+def _rows_of(name: str, array: Any, dimensions: int) -> ArrayView:
+    """`view_of`, where the last dimension is contiguous."""
+    found = view_of(name, array, dimensions)
     if found.size and found.shape[-1] > 1 and found.strides[-1] != found.dtype.itemsize:
         raise ValueError(f"{name}: strides {found.strides} B; its last dimension must be contiguous: copy it")
     return found

@@ -18,7 +18,7 @@ def flash_attention_2(
     scale: float | None = None,
     soft_cap: float = 0.0,
 ) -> Callable[[], Any] | None:
-    """The forward kernel behind torch's scaled_dot_product_attention on device arrays "q", "k" and "v".
+    """The forward kernel behind torch's scaled_dot_product_attention on device arrays "q", "k" and "v", (B, S, H, D).
 
     None: no PyTorch for CUDA here, or what its interface cannot ask for (a window, a soft cap, causal attention of
     fewer or more queries than keys, which it aligns at their beginnings, head dimensions that are no multiple of 8).

@@ -38,43 +38,26 @@ from ...shared import Barriers, Buffer, Shared, Tiles
 from ...unroll import unroll
 from ..gemm.epilogue import make_pack
 from .masks import Kind, make_tile_masks
-from .operands import BOX, MAX_HEAD_DIM
+from .operands import BOX
 from .softmax import NOTHING, inverse, log_sum_exp, make_softmax, origin, quad_sum
-from .warp_mma import make_load_all_q, make_products
+from .warp_mma import WarpTiling, make_load_all_q, make_products
 
 _ROW_BYTES = 128
 _PAD = 8  # floats behind each row of O in shared memory, so that a warp's rows lie in different banks
 _VECTOR = 4
 _AT_ONCE = 8  # parts of a split sequence, that a thread reads before it adds them up
-_Q_REGISTERS = 32  # of a thread for Q, at most; beyond, its fragments are read again for each tile of keys
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """How a block's work is cut; `make_products` takes it as it takes a tiling of steps 3 and 4.
-
-    Args:
-        head_dim: columns of Q, K and V, a multiple of 8.
-        rows: of the tile of queries, 16 or 32; all warps have the same.
-        keys: of a tile of K or V.
-        warps: of a block.
-        stages: tiles of K, and of V, in a warp's ring.
+class Tiling(WarpTiling):
+    """The tiling of a block whose warps all have the same queries, 16 or 32, and each its own rings of K and V.
 
     Raises:
-        ValueError: they do not fit each other.
+        ValueError: its numbers do not fit each other.
     """
 
-    head_dim: int
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-    rows_apart = 0
-
     def __post_init__(self) -> None:
-        if self.head_dim % 8 or not 8 <= self.head_dim <= MAX_HEAD_DIM:
-            raise ValueError(f"head_dim {self.head_dim}: a multiple of 8 expected, {MAX_HEAD_DIM} at most")
+        super().__post_init__()
         if self.rows not in (16, 32):
             raise ValueError(f"{self.rows} rows: 16 or 32 expected, one or two fragments of the tensor cores")
         if self.keys not in (16, 32, 64, 128):
@@ -90,29 +73,14 @@ class Tiling:
             )
 
     @property
-    def threads(self) -> int:
-        """Of a block."""
-        return 32 * self.warps
-
-    @property
     def fragments(self) -> int:
-        """Of 16 rows."""
+        """Of 16 rows, that each warp has."""
         return self.rows // 16
 
     @property
-    def steps(self) -> int:
-        """Of 16 columns of Q and K."""
-        return -(-self.head_dim // 16)
-
-    @property
-    def boxes(self) -> int:
-        """Of 64 columns."""
-        return -(-self.head_dim // BOX)
-
-    @property
-    def q_in_registers(self) -> bool:
-        """Whether Q's fragments are kept there."""
-        return 4 * self.steps * self.fragments <= _Q_REGISTERS
+    def rows_apart(self) -> int:
+        """From one warp's first row to the next one's: they have the same."""
+        return 0
 
     @property
     def columns(self) -> int:
@@ -317,8 +285,8 @@ def make_split_kv(
     """
     rows, keys, warps, stages = tiling.rows, tiling.keys, tiling.warps, tiling.stages
     fragments, in_registers, columns = tiling.fragments, tiling.q_in_registers, tiling.columns
-    thread_rows, s_size, o_size = 2 * fragments, keys // 2 * fragments, 8 * tiling.steps * fragments
-    q_size, threads, vectors = 4 * tiling.steps * fragments, tiling.threads, columns // _VECTOR
+    thread_rows, q_size, s_size, o_size = tiling.registers
+    threads, vectors = tiling.threads, columns // _VECTOR
     row_bytes, ring_tiles = 4 * tiling.row_floats, 2 * stages * tiling.boxes
     smem = tiling.shared(dtype)
     # Masks go by queries, of which the rows of a tile belong to so many at most.

@@ -18,6 +18,7 @@ PTX ISA: "ldmatrix", "mma", "Matrix Fragments for mma.m16n8k16 with floating poi
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,18 +45,18 @@ _SM_REGISTERS = 65536
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """How a block's work is cut.
+class WarpTiling(ABC):
+    """How a block's work is cut for warps that multiply by mma.sync: what `make_products` takes.
 
     Args:
-        head_dim: columns of Q, K and V.
-        rows: queries of a block.
+        head_dim: columns of Q, K and V, a multiple of 8.
+        rows: of the block's tile of queries.
         keys: of a tile of K or V.
-        warps: of a block; each has `rows` / `warps` queries, 16 or 32.
-        stages: tiles of K and V in the ring, 2 or more.
+        warps: of the block.
+        stages: tiles in a ring.
 
     Raises:
-        ValueError: they do not fit each other.
+        ValueError: a head dimension that does not fit.
     """
 
     head_dim: int
@@ -67,32 +68,21 @@ class Tiling:
     def __post_init__(self) -> None:
         if self.head_dim % 8 or not 8 <= self.head_dim <= MAX_HEAD_DIM:
             raise ValueError(f"head_dim {self.head_dim}: a multiple of 8 expected, {MAX_HEAD_DIM} at most")
-        if self.warps not in (2, 4, 8) or self.rows not in (16 * self.warps, 32 * self.warps):
-            raise ValueError(
-                f"{self.rows} rows for {self.warps} warps: each has 16 or 32 of them, and a block 2, 4 or 8 warps"
-            )
-        if self.keys % 16 or not 16 <= self.keys <= 256 or self.keys % (self.threads // 8):
-            raise ValueError(
-                f"{self.keys} keys: a multiple of 16 and of {self.threads // 8} expected, which {self.threads} threads "
-                f"copy at a time, and 256 at most"
-            )
-        if self.stages < 2:
-            raise ValueError(f"stages {self.stages}: one is computed on while others fill; take 2 or more")
+
+    @property
+    @abstractmethod
+    def fragments(self) -> int:
+        """Of 16 rows, that a warp has."""
+
+    @property
+    @abstractmethod
+    def rows_apart(self) -> int:
+        """From one warp's first row to the next one's."""
 
     @property
     def threads(self) -> int:
         """Of a block."""
         return 32 * self.warps
-
-    @property
-    def fragments(self) -> int:
-        """Of 16 rows, that a warp has."""
-        return self.rows // self.warps // 16
-
-    @property
-    def rows_apart(self) -> int:
-        """From one warp's first row to the next one's."""
-        return 16 * self.fragments
 
     @property
     def steps(self) -> int:
@@ -113,7 +103,40 @@ class Tiling:
     @property
     def q_in_registers(self) -> bool:
         """Whether Q's fragments are kept there."""
-        return 4 * self.steps * self.fragments <= _Q_REGISTERS
+        return self.registers[1] <= _Q_REGISTERS
+
+
+@dataclass(frozen=True)
+class Tiling(WarpTiling):
+    """The tiling of steps 3 and 4: each warp has `rows` / `warps` queries, 16 or 32, and K and V share a ring.
+
+    Raises:
+        ValueError: its numbers do not fit each other.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warps not in (2, 4, 8) or self.rows not in (16 * self.warps, 32 * self.warps):
+            raise ValueError(
+                f"{self.rows} rows for {self.warps} warps: each has 16 or 32 of them, and a block 2, 4 or 8 warps"
+            )
+        if self.keys % 16 or not 16 <= self.keys <= 256 or self.keys % (self.threads // 8):
+            raise ValueError(
+                f"{self.keys} keys: a multiple of 16 and of {self.threads // 8} expected, which {self.threads} threads "
+                f"copy at a time, and 256 at most"
+            )
+        if self.stages < 2:
+            raise ValueError(f"stages {self.stages}: one is computed on while others fill; take 2 or more")
+
+    @property
+    def fragments(self) -> int:
+        """Of 16 rows, that a warp has."""
+        return self.rows // self.warps // 16
+
+    @property
+    def rows_apart(self) -> int:
+        """From one warp's first row to the next one's."""
+        return 16 * self.fragments
 
     @property
     def blocks(self) -> int:
@@ -148,7 +171,7 @@ def tiling_for(head_dim: int, tile: tuple[int, int] | None = None, warps: int | 
 # From shared memory through the tensor cores, and out: what both steps share.
 
 
-def make_load_q(smem: Shared, tiling: Tiling) -> Callable:
+def make_load_q(smem: Shared, tiling: WarpTiling) -> Callable:
     """load_q(fragments, step): this warp's rows of 16 columns of Q, into registers: the quarters of 16 x 16, by rows
     first, of one fragment after the other."""
     rows_apart, fragments = tiling.rows_apart, tiling.fragments
@@ -167,7 +190,7 @@ def make_load_q(smem: Shared, tiling: Tiling) -> Callable:
     return load_q
 
 
-def make_load_all_q(smem: Shared, tiling: Tiling) -> Callable:
+def make_load_all_q(smem: Shared, tiling: WarpTiling) -> Callable:
     """load_all_q(fragments): all columns, step by step."""
     load_q = make_load_q(smem, tiling)
     steps, per_step = tiling.steps, 4 * tiling.fragments
@@ -185,7 +208,7 @@ def make_load_all_q(smem: Shared, tiling: Tiling) -> Callable:
     return load_all_q
 
 
-def make_products(smem: Shared, tiling: Tiling, dtype: str) -> tuple[Callable, Callable]:
+def make_products(smem: Shared, tiling: WarpTiling, dtype: str) -> tuple[Callable, Callable]:
     """scores(s, q, stage): S = Q Kᵀ with the tile of K in a stage; add_weighted(o, s, stage): O += S V.
 
     `q` are Q's fragments, if they are in registers. S's accumulators are eight columns by eight, four of a lane, those
