@@ -37,11 +37,8 @@ PARTS: tuple[tuple[int, int, dict[str, Any]], ...] = (
 WEIGHTED_PARTS: tuple[tuple[int, int, dict[str, Any]], ...] = (
     (64, 16, {}),
     (32, 16, {"threads": 256, "rows": 2, "ahead": 4}),
-    (32, 4, {"threads": 256, "ahead": 2, "min_blocks": 4}),
-    (32, 4, {"threads": 128, "ahead": 4, "min_blocks": 6}),
-    (16, 4, {"threads": 256, "rows": 4, "ahead": 2}),
-    (16, 4, {"threads": 256, "rows": 2, "ahead": 2, "min_blocks": 4}),
-    (16, 4, {"threads": 128, "rows": 2, "ahead": 4, "min_blocks": 6}),
+    (32, 8, {"threads": 256, "ahead": 2, "min_blocks": 4}),
+    (16, 16, {"threads": 256, "rows": 2, "ahead": 2, "min_blocks": 4}),
 )
 
 
@@ -61,12 +58,14 @@ def candidates(given: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]
     for kilobytes, most, options in WEIGHTED_PARTS if weighted else PARTS:
         parts = -(-nbytes // (kilobytes * 1024))
         if 2 * nbytes >= kilobytes * 1024 and parts <= most:
-            as_ever = parts == binding.parts_of(options.get("rows", 1) * o.vectors, "cluster")
-            steps.append(("cluster", {**options, **({} if as_ever else {"parts": parts}), "keep": True}))
-    return {
-        " ".join([variant, *(f"{option}={value}" for option, value in sorted(options.items()))]): (variant, options)
-        for variant, options in steps
-    }
+            steps.append(("cluster", {**options, "parts": parts, "keep": True}))
+    found = {}
+    for variant, options in steps:
+        if options.get("parts") == binding.parts_of(options.get("rows", 1) * o.vectors, variant):
+            options = {option: value for option, value in options.items() if option != "parts"}  # as without it
+        name = " ".join([variant, *(f"{option}={value}" for option, value in sorted(options.items()))])
+        found[name] = variant, options
+    return found
 
 
 def arrays_of(operation: str, columns: int, flat: DeviceArray, target: DeviceArray) -> dict[str, Any]:

@@ -118,10 +118,11 @@ CHOSEN = [
     ("softmax", "float32", 4097, "registers", {"threads": 512}),
     ("softmax", "float32", 16383, "registers", {"min_blocks": 2}),
     ("softmax", "bfloat16", 65533, "cluster", {}),
-    ("rmsnorm", "float32", 32767, "cluster", {}),
+    ("rmsnorm", "float32", 32767, "cluster", {"parts": 4, "threads": 256, "ahead": 2, "min_blocks": 4}),
     ("rmsnorm", "float32", 131071, "cluster", {"rows": 2, "ahead": 4, "threads": 256}),
     ("rmsnorm", "bfloat16", 8191, "registers", {"threads": 256, "min_blocks": 4}),
-    ("rmsnorm", "bfloat16", 32771, "cluster", {"rows": 2, "ahead": 4, "threads": 256}),
+    ("rmsnorm", "bfloat16", 65543, "cluster", {"rows": 2, "ahead": 4, "threads": 256}),
+    ("rmsnorm", "float32", 260_001, "cluster", {}),
     ("rmsnorm", "float16", 300_001, "cluster", {"ahead": 3, "threads": 256}),
 ]
 

@@ -271,26 +271,28 @@ def choose(o: Operands) -> tuple[str, dict[str, Any]]:
 
 def _choose_softmax(vectors: int, half: bool) -> tuple[str, dict[str, Any]]:
     """For rows of so many vectors that a cluster holds; variant and options but for `keep`."""
-    if vectors * VECTOR <= PART_BYTES // 2:
+    nbytes = vectors * VECTOR
+    if nbytes <= PART_BYTES // (4 if half else 2):
         return "registers", {"threads": min(512, _threads(vectors, 2))}
-    if vectors * VECTOR <= PART_BYTES and not half:
+    if nbytes <= PART_BYTES and not half:
         return "registers", {"min_blocks": 2}
     return "cluster", {}
 
 
 def _choose_rmsnorm(vectors: int, half: bool) -> tuple[str, dict[str, Any]]:
-    """The same. Two rows at once halve what the weights cost, which is more where numbers are half as wide."""
+    """The same. Numbers half as wide need twice the registers for a vector, which bound the blocks on an SM."""
     nbytes = vectors * VECTOR
     if half and nbytes <= PART_BYTES // 4:
-        threads = _threads(vectors, 4)
-        return "registers", {"threads": threads, "min_blocks": 1024 // threads}  # 64 registers a thread
+        each = 2 if nbytes <= PART_BYTES // 8 else 4
+        threads = _threads(vectors, each)
+        return "registers", {"threads": threads, "min_blocks": min(32, (1536 if each == 2 else 1024) // threads)}
     if not half and nbytes <= PART_BYTES // 2:
         return "registers", {"threads": min(512, _threads(vectors, 2))}
-    if 2 * nbytes > PART_BYTES * MAX_CLUSTER:  # two rows would leave room for one block on an SM
-        return "cluster", {"threads": 256, "ahead": 3} if half else {}
-    if half or nbytes > 2 * PART_BYTES:
-        return "cluster", {"rows": 2, "ahead": 4, "threads": 256}
-    return "cluster", {}
+    if nbytes <= 2 * PART_BYTES:  # 32 KB in a block, four of which fit on an SM
+        return "cluster", {"parts": parts_of(2 * vectors, "cluster"), "threads": 256, "ahead": 2, "min_blocks": 4}
+    if 2 * nbytes <= PART_BYTES * MAX_CLUSTER:  # two rows at once halve what the weights cost
+        return "cluster", {"rows": 2, "threads": 256, "ahead": 4}
+    return "cluster", {"threads": 256, "ahead": 3} if half else {}
 
 
 def run(
