@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -210,6 +210,7 @@ class Pipeline:
         self._last_computed: Any = None
         self._runs: weakref.WeakSet[Iterator[Result]] = weakref.WeakSet()
         self._threads: ThreadPoolExecutor | None = None
+        self._work: list[Future] = []  # of the threads in the last run
         self._running = False
         self._starting = threading.Lock()
         self._closed = False
@@ -398,9 +399,15 @@ class Pipeline:
                 raise RuntimeError("the pipeline runs already: exhaust or close its iterator before the next run")
             if self._closed:
                 raise RuntimeError("the pipeline is closed")
+            if not all(part.done() for part in self._work):
+                raise RuntimeError(
+                    "a thread of the run before, whose end was interrupted, is still in the source of batches or in "
+                    "prepare: it has to return before the next run"
+                )
             self._running = True
         try:
             self.engines.enter_thread()
+            self._take_back()  # what an interrupted end of the run before has left
             self.engines.begin()
         except BaseException:
             self._running = False
@@ -408,13 +415,17 @@ class Pipeline:
         self._last_computed = None
 
     def _stop(self) -> None:
-        """Await what is still under way, and take the slots back."""
+        """Await what is still under way, and take the slots back, unless a thread that nobody waits for has some."""
         try:
-            if self._ring.free + self._ring.lent < self._ring.depth:
-                self._settle()
-            self._ring.reclaim()
+            if all(part.done() for part in self._work):
+                self._take_back()
         finally:
             self._running = False
+
+    def _take_back(self) -> None:
+        if self._ring.free + self._ring.lent < self._ring.depth:
+            self._settle()
+        self._ring.reclaim()
 
     def _fed_here(self, source: Iterator[Any]) -> Iterator[_Job]:
         """Jobs that have been submitted, in order; as many are under way as there is room for."""
@@ -483,6 +494,7 @@ class Pipeline:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(2, "overlap")  # kept between runs: to start a thread takes time
         work = [self._threads.submit(contextvars.copy_context().run, part) for part in (produce, submit)]
+        self._work = work
         try:
             while (job := self._next_of(submitted)) is not None:
                 yield job

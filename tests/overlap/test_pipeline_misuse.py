@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import signal
 import sys
 import threading
 import types
+from concurrent.futures import wait
 
 import numpy as np
 import pytest
@@ -238,6 +241,66 @@ def test_ctrl_c_in_a_computation(mode, batches):
         for _ in range(2):
             results = list(p.run(batches))
             np.testing.assert_array_equal([result["y"] for result in results], [3 * batch for batch in batches])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ctrl_c_while_a_run_ends(mode, batches):
+    """What was under way then is awaited when the next run begins, and no slot is lost."""
+    with pipeline(mode, depth=3) as p:
+        drain, drained = p.engines.drain, []
+
+        def interrupted(streams):
+            p.engines.drain = drain
+            drained.append(None)
+            raise KeyboardInterrupt
+
+        run = p.run(iter(batches))
+        next(run)
+        p.engines.drain = interrupted
+        if mode.startswith("serial"):
+            run.close()  # nothing was under way
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                run.close()
+        assert len(drained) == (not mode.startswith("serial"))
+        p.engines.drain = drain
+        results = list(p.run(batches[:3], copy=False))  # it takes all slots
+        np.testing.assert_array_equal([result["y"] for result in results], [3 * batch for batch in batches[:3]])
+
+
+def test_ctrl_c_twice(batches):
+    """The first ends the run, which waits for `prepare` to return; the second ends that, and `prepare` is at work on a
+    slot still."""
+    entered, leave, calls = threading.Event(), threading.Event(), []
+
+    def prepare(number, buffers):
+        calls.append(number)
+        if len(calls) == 5:
+            entered.set()
+            leave.wait(20)
+        buffers["x"][...] = batches[number]
+
+    def interrupt():
+        entered.wait(20)
+        for _ in range(2):
+            threading.Event().wait(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pipeline("producer", prepare=prepare) as p:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                list(p.run(range(9)))
+            thread.join()
+            with pytest.raises(RuntimeError, match="still in the source of batches or in prepare"):
+                list(p.run(range(9)))
+        finally:
+            leave.set()
+        wait(p._work)
+        results = list(p.run(range(9)))
+        np.testing.assert_array_equal([result["y"] for result in results], [3 * batch for batch in batches])
+        assert p.free_slots == p.depth
 
 
 class _Masked:
