@@ -452,6 +452,8 @@ class Launcher:
     def bind(self, *values: Any) -> Callable[[], sim.Report | None]:
         """Marshal the arguments once; what comes back launches with them. The arrays must be where the kernel runs.
 
+        What comes back raises a `LaunchError` when another GPU has become the current one.
+
         Raises:
             TypeError: a NumPy array for a launch on a GPU: it would have to be copied at each call.
         """
@@ -595,6 +597,7 @@ class _Variant:
     def __init__(self, launcher: Launcher, compiled: Compiled, loaded: driver.LoadedKernel, numba_types: tuple) -> None:
         kernel_ = launcher.kernel
         self.numba_types = numba_types
+        self._name = kernel_.__name__
         self._names = kernel_.argument_names
         self._stream = launcher.stream
         self._packer = Packer(compiled)
@@ -621,10 +624,12 @@ class _Variant:
             self.submit(_moved_words(marshalled, (), TensorMap.encode))
 
     def bound(self, marshalled: list[Argument]) -> Callable[[], None]:
-        """A launch with its parameters packed already; it keeps the arrays alive."""
+        """A launch with its parameters packed already; it keeps the arrays alive, and is of the current GPU."""
         bound = self._new_launch(keep=marshalled)
         self._pack_into(bound.buffer.view, _moved_words(marshalled, (), TensorMap.encode))
-        return bound
+        if driver.device_count() < 2:
+            return bound
+        return functools.partial(_launch_on, driver.current_device(), self._name, bound)
 
     def submit(self, words: Sequence[Any]) -> None:
         """Launch with these parameters."""
@@ -640,6 +645,17 @@ class _Variant:
         driver.ensure_context()
         buffer = driver.ArgumentBuffer(self._packer.nbytes, self._offsets)
         return driver.Launch(self._config, self._loaded, buffer, keep)
+
+
+def _launch_on(ordinal: int, name: str, launch: Callable[[], None]) -> None:
+    """Launch, if the current GPU is still the one of the parameters: on another they would be addresses of nothing."""
+    current = driver.current_device()
+    if current != ordinal:
+        raise LaunchError(
+            f"{name}: bound on GPU {ordinal}, and GPU {current} is this thread's current one: make GPU {ordinal} "
+            f"current for the launch, or bind arrays of GPU {current} there"
+        )
+    launch()
 
 
 def _gpu_in_use() -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import enum
 import subprocess
 import sys
 import threading
+import types
 
 import ml_dtypes
 import numpy as np
@@ -355,6 +356,34 @@ def test_each_gpu_has_its_own(monkeypatch):
             current[0] = gpu
             launcher(np.float32(2), device, device)
     assert loaded == [0, 1]
+
+
+def test_what_was_bound_belongs_to_a_gpu(monkeypatch):
+    current, launched = [1], []
+
+    class Launch:
+        def __init__(self):
+            self.buffer = types.SimpleNamespace(view=bytearray(1024))
+            self.gpu = current[0]
+
+        def __call__(self):
+            launched.append(self.gpu)
+
+    monkeypatch.setattr(driver, "device_count", lambda: 2)
+    monkeypatch.setattr(driver, "current_device", lambda: current[0])
+    monkeypatch.setattr(driver, "capability", lambda ordinal=0: (9, 0))
+    monkeypatch.setattr(driver, "launch_config", lambda *_: None)
+    monkeypatch.setattr(type(axpy), "load", lambda self, compiled: None)
+    monkeypatch.setattr("numba_tma.launch._Variant._new_launch", lambda self, keep=None: Launch())
+    device, bound = FakeDeviceArray(np.float32), []
+    with use_backend("gpu"):
+        for current[0] in (1, 0):
+            bound.append(axpy[1].bind(np.float32(2), device, device))
+    for current[0] in (0, 1):
+        bound[1 - current[0]]()
+        with pytest.raises(LaunchError, match=f"axpy: bound on GPU {1 - current[0]}, and GPU {current[0]} is this"):
+            bound[current[0]]()
+    assert launched == [0, 1]
 
 
 def test_launches_from_threads(rng):
