@@ -313,7 +313,10 @@ class Pipeline:
                 self.engines.compute(work, slot.inputs, slot.outputs, stream, argument, lambda e: job.fail(COMPUTE, e))
 
             def prepare() -> float:
-                begin, end = self._prepared(_Taken(0, batch), slot).prepared
+                again = self._prepared(_Taken(0, batch), slot)
+                if again.error is not None:
+                    raise again.error
+                begin, end = again.prepared
                 return end - begin
 
             yield Rehearsal(slot.sources, slot.inputs, slot.outputs, stream, compute, prepare)

@@ -50,10 +50,15 @@ def gpu_cluster(gpus: Sequence[int] | None = None) -> Any:
     Raises:
         ImportError: dask.distributed is not installed.
         LaunchError: there is no such GPU.
+        TypeError, ValueError: an ordinal is no integer, or there twice.
     """
     distributed = _distributed()
     count = driver.device_count()
-    gpus = range(count) if gpus is None else gpus
+    gpus = range(count) if gpus is None else list(gpus)
+    if not all(isinstance(gpu, (int, np.integer)) and not isinstance(gpu, bool) for gpu in gpus):
+        raise TypeError(f"gpus {gpus}: expected ordinals, such as [0, 1]")
+    if len(set(gpus)) < len(gpus):
+        raise ValueError(f"gpus {gpus}: a GPU twice; each has one worker, whose pipeline keeps all of it busy")
     missing = [gpu for gpu in gpus if not 0 <= gpu < count]
     if missing or not gpus:
         raise driver.LaunchError(f"a worker for each GPU: no GPU {', '.join(map(str, missing or [0]))} of {count} here")

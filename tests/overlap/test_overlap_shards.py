@@ -231,6 +231,20 @@ def test_workers_for_gpus_that_are_not_there(gpus, message, monkeypatch):
         gpu_cluster(gpus)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "error", "message"),
+    [
+        ("01", TypeError, r"gpus \['0', '1'\]: expected ordinals"),
+        ([0, True], TypeError, "expected ordinals"),
+        ([0, 1, 0], ValueError, "a GPU twice"),
+    ],
+)
+def test_gpus_that_are_none(gpus, error, message, monkeypatch):
+    monkeypatch.setattr(driver, "device_count", lambda: 2)
+    with pytest.raises(error, match=message):
+        gpu_cluster(gpus)
+
+
 def test_bad_arguments(client):
     for given, error, message in (
         ({"client": None}, TypeError, r"expected a dask\.distributed\.Client"),

@@ -243,6 +243,21 @@ def test_ctrl_c_in_a_computation(mode, batches):
             np.testing.assert_array_equal([result["y"] for result in results], [3 * batch for batch in batches])
 
 
+def test_a_rehearsal_that_fails_later(batches):
+    prepared = []
+
+    def prepare(batch, buffers):
+        prepared.append(None)
+        if len(prepared) == 2:
+            raise OSError("once is enough")
+        buffers["x"][...] = batch
+
+    with pipeline(prepare=prepare) as p:
+        with p.rehearsal(batches[0]) as rehearsal, pytest.raises(BatchError, match="prepare failed: OSError: once"):
+            rehearsal.prepare()
+        assert p.free_slots == p.depth
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_ctrl_c_while_a_run_ends(mode, batches):
     """What was under way then is awaited when the next run begins, and no slot is lost."""
