@@ -7,7 +7,7 @@ from . import ptx, trace
 from .launch import HazardWarning, Kernel, LaunchError, kernel, tracing, use_backend
 from .pitch import pitched, pitched_copy
 from .shared import Barriers, Buffer, Shared, Tiles
-from .tensor_map import TensorMap, TensorMapError
+from .tensor_map import StoreOverrunWarning, TensorMap, TensorMapError
 from .watchdog import WatchdogError
 
 __version__ = "0.1.0"
@@ -19,6 +19,7 @@ __all__ = [
     "Kernel",
     "LaunchError",
     "Shared",
+    "StoreOverrunWarning",
     "TensorMap",
     "TensorMapError",
     "Tiles",

@@ -75,6 +75,7 @@ class Finding:
 def check(launch: Callable[..., sim.Report], count: int = 1, seed: int = 0) -> list[Finding]:
     """Run `launch(**schedule)` under the first `count` of `sim.schedules`; findings that repeat are reported once."""
     messages: set[tuple[str, str]] = set()
+    warned: set[tuple] = set()
     found: dict[tuple, Finding] = {}
 
     def note(finding: Finding) -> None:
@@ -89,8 +90,7 @@ def check(launch: Callable[..., sim.Report], count: int = 1, seed: int = 0) -> l
     for schedule in sim.first_schedules(count, seed):
         name = sim.named(schedule)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", HazardWarning)  # they are among the findings
+            with _once(warned):
                 report = launch(**schedule)
             hazards = report.hazards
         except sim.SimError as error:
@@ -101,6 +101,22 @@ def check(launch: Callable[..., sim.Report], count: int = 1, seed: int = 0) -> l
         for hazard in hazards:
             note(Finding(hazard.identifier, hazard.severity, str(hazard), name))
     return list(found.values())
+
+
+@contextlib.contextmanager
+def _once(warned: set[tuple]) -> Iterator[None]:
+    """Let through warnings that are not among `warned` yet, and no hazards, which are findings."""
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore", HazardWarning)
+            yield
+    finally:
+        for warning in caught:
+            key = (str(warning.message), warning.category, warning.filename, warning.lineno)
+            if key not in warned:
+                warned.add(key)
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def python_launch(file: Path, kernel_name: str | None, arguments_name: str) -> Callable[..., sim.Report]:

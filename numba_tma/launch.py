@@ -38,7 +38,7 @@ from .compile import DEFAULT_ARCH, Compiled, compile_kernel
 from .device_array import DeviceArray
 from .driver import LaunchError
 from .machine_code import with_machine_code
-from .shared import Shared
+from .shared import Barriers, Buffer, Shared, Tiles
 from .tensor_map import TensorMap
 from .trace import Trace
 from .trace.instrument import Instrumented, instrument
@@ -663,11 +663,17 @@ def _gpu_in_use() -> tuple[int, ...]:
     return (driver.current_device(),) if driver.device_count() > 1 else ()
 
 
-def _shared_names(plan: Shared | None) -> list[tuple[str, int, int]]:
-    """(name, offset, bytes) of a plan's members, for the simulator's reports."""
+def _shared_names(plan: Shared | None) -> list[tuple[str, int, int, int]]:
+    """(name, offset, bytes, bytes from element to element or 0) of a plan's members, for the simulator's reports."""
     if plan is None:
         return []
-    return [(name, plan.offsets[name], member.nbytes) for name, member in plan.members.items()]
+
+    def stride(member: Tiles | Barriers | Buffer) -> int:
+        if isinstance(member, Tiles):
+            return member.stage_stride
+        return member.nbytes // member.count if isinstance(member, Barriers) else 0
+
+    return [(name, plan.offsets[name], member.nbytes, stride(member)) for name, member in plan.members.items()]
 
 
 def _views(names: Sequence[str], marshalled: Sequence[Argument]) -> dict[str, ArrayView]:

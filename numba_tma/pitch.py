@@ -1,7 +1,7 @@
 """Arrays whose rows start at multiples of 16 bytes, as tensor maps need them, whatever their length.
 
 The rows' ends are padding: `pitched((128, 1733), "float32")` is a view of 128 × 1733 elements into
-128 × 1736.
+128 × 1736. A tensor store through a map of it writes into that padding, which `TensorMap(…, store="padding")` allows.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
@@ -52,7 +53,11 @@ class TensorMapError(ValueError):
 
 
 class StoreOverrunWarning(UserWarning):
-    """The tensor's rows end between two 16-byte boundaries, and a store writes on to the next boundary."""
+    """The tensor's rows end between two 16-byte boundaries, and a store writes on to the next boundary.
+
+    `TensorMap(…, store="padding")` says that the bytes between are there to be overwritten, `store=False` that kernels
+    do not store through the map.
+    """
 
 
 @dataclass(frozen=True)
@@ -105,15 +110,20 @@ class TensorMap:
             `array.T`.
         overlap: allow dimensions that share memory (stride 0, sliding windows). Only for maps that are loaded
             from.
-        store: whether kernels will store through the map; False silences `StoreOverrunWarning`.
+        store: whether kernels will store through the map. A store fills the unit of 16 bytes in which a row ends;
+            where rows are no multiple of 16 bytes, 'padding' says that the rest of that unit is the caller's, to be
+            overwritten in every row, as the padding that `pitched` makes is.
 
     Raises:
         TensorMapError: a rule is broken; `.rule` tells which.
         TypeError: not an array, or an element type that the engine has not.
+        ValueError: `store` is none of True, False and 'padding'.
 
     Warns:
-        StoreOverrunWarning: rows are no multiple of 16 bytes, and `store` was not denied.
+        StoreOverrunWarning: rows are no multiple of 16 bytes, and `store` is True.
     """
+
+    _padding = False  # whether stores may fill what lies behind the rows' ends
 
     def __init__(
         self,
@@ -128,8 +138,10 @@ class TensorMap:
         dtype: object = None,
         transpose: bool = False,
         overlap: bool = False,
-        store: bool = True,
+        store: bool | str = True,
     ) -> None:
+        if store not in (True, False, "padding"):
+            raise ValueError(f"store={store!r}: expected True, False or 'padding'")
         view = arrays.view(array)
         if view is None:
             raise TypeError(
@@ -170,7 +182,10 @@ class TensorMap:
             fill=FILL[fill],
         )
         self._check_tile()
-        if store and not view.readonly:
+        self._padding = store == "padding"
+        if store == "padding":
+            _check_padding(array, view, strides)
+        elif store and not view.readonly:
             _warn_of_overrun(view)
         self.numba_type = TensorMapType(element, box, steps, swizzle)
         self.token = id(self.numba_type)  # types are unique; a launch tells variants apart by it
@@ -221,6 +236,7 @@ class TensorMap:
                 fill=spec.fill,
                 lower=spec.lower,
                 upper=spec.upper,
+                padding=self._padding,
             )
         )
 
@@ -461,16 +477,44 @@ def integers(rule: str, values: object) -> tuple[int, ...]:
     return tuple(int(v) for v in values)
 
 
-def _warn_of_overrun(view: ArrayView) -> None:
+def _overrun(view: ArrayView) -> tuple[int, int]:
+    """(bytes of a row, bytes that a store writes where its box reaches the row's end)."""
     row = view.shape[-1] * view.dtype.itemsize
-    if row % _GRANULE:
-        end = -(-row // _GRANULE) * _GRANULE
+    return row, -(-row // _GRANULE) * _GRANULE
+
+
+def _warn_of_overrun(view: ArrayView) -> None:
+    row, end = _overrun(view)
+    if row != end:
         warnings.warn(
             f"rows of {view.shape[-1]} × {view.dtype} = {row} B are not a multiple of {_GRANULE} B: a store "
-            f"through this map writes on to the next boundary, bytes {row} to {end - 1} of each row; see "
-            "that they are padding, or pass store=False if kernels only load through the map",
+            f"through this map writes on to the next boundary, bytes {row} to {end - 1} of each row; pass "
+            "store='padding' if they are there to be overwritten, as in an array that pitched made, or store=False if "
+            "kernels only load through the map",
             StoreOverrunWarning,
             stacklevel=3,
+        )
+
+
+def _check_padding(array: object, view: ArrayView, strides: Sequence[int]) -> None:
+    """See that the last row's padding is there, as far as the memory behind an array is known: that of NumPy's is.
+
+    Between rows there is always room: they start at multiples of 16 bytes and do not overlap.
+    """
+    row, end = _overrun(view)
+    owner = array
+    while isinstance(owner, np.ndarray) and isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if row == end or not isinstance(owner, np.ndarray) or owner.base is not None:
+        return
+    last = view.pointer + sum((n - 1) * s for n, s in zip(view.shape[:-1], strides[:-1], strict=True)) + end
+    beyond = last - owner.ctypes.data - owner.nbytes
+    if beyond > 0:
+        raise TensorMapError(
+            "store padding",
+            f"the last row's padding, bytes {row} to {end - 1}, ends {beyond} B past the array's memory; "
+            "numba_tma.pitched_copy(array) copies it into rows that have their padding, and pitched(shape, dtype) "
+            "makes such an array",
         )
 
 

@@ -80,6 +80,15 @@ def test_a_clean_python_kernel(tmp_path):
     assert "0 findings under 5 schedules" in done.stdout
 
 
+def test_a_warning_of_python_is_given_once(tmp_path):
+    file = tmp_path / "warns.py"
+    file.write_text(
+        KERNEL.replace("EXTRA", "0").replace("np.ones((8, 32), np.float32)", "np.ones((8, 36), np.float32)[:, :35]")
+    )
+    done = run(file, "--schedules", 4)
+    assert done.returncode == 0 and done.stderr.count("StoreOverrunWarning") == 1, done.stdout + done.stderr
+
+
 def test_a_python_kernel_that_hangs(tmp_path):
     file = tmp_path / "hangs.py"
     file.write_text(KERNEL.replace("EXTRA", "16"))

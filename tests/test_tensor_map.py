@@ -12,10 +12,10 @@ from numba import cuda, types
 from numba.core import errors
 from numba.cuda.core import errors as cuda_errors
 
-from numba_tma import dtypes
+from numba_tma import StoreOverrunWarning, dtypes, pitched
 from numba_tma.shared import SWIZZLES, Shared, Tiles
 from numba_tma.sim import descriptor
-from numba_tma.tensor_map import StoreOverrunWarning, TensorMap, TensorMapError, TensorMapType
+from numba_tma.tensor_map import TensorMap, TensorMapError, TensorMapType
 
 TypingError = (errors.TypingError, cuda_errors.TypingError)
 
@@ -380,15 +380,33 @@ def test_overlap_when_asked_for():
 
 def test_stores_past_the_row_are_warned_of():
     sliced = np.zeros((64, 512), np.int8)[:, :466]
-    with pytest.warns(StoreOverrunWarning, match=r"466 × int8 = 466 B .*bytes 466 to 479 of each row.*store=False"):
+    with pytest.warns(StoreOverrunWarning, match=r"466 × int8 = 466 B .*bytes 466 to 479 of each row.*store='padding'"):
         TensorMap(sliced, (16, 64))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         TensorMap(sliced, (16, 64), store=False)
+        TensorMap(sliced, (16, 64), store="padding")
+        TensorMap(pitched((3, 5, 21), np.float32), (1, 5, 16), store="padding")
+        TensorMap(np.zeros((64, 512), np.int8), (16, 64), store="padding")
         TensorMap(np.zeros((64, 512), np.int8)[:, :464], (16, 64))
         readonly = sliced.view()
         readonly.flags.writeable = False
         TensorMap(readonly, (16, 64))
+
+
+def test_padding_that_is_not_there(rng):
+    """Between rows it always is; behind the last one it must be the array's."""
+    columns = 4 * int(rng.integers(1, 50)) + int(rng.integers(1, 4))
+    with pytest.raises(
+        TensorMapError, match=r"store padding: the last row's padding.*past the array's memory.*pitched"
+    ):
+        TensorMap(np.zeros(columns, np.float32), (16,), store="padding")
+    bare = np.zeros(3 * 512 + 466, np.int8)
+    refused("store padding", np.ndarray((4, 466), np.int8, bare, strides=(512, 1)), (4, 64), store="padding")
+    TensorMap(pitched((columns,), np.float32), (16,), store="padding")
+    TensorMap(Device((4, 466), strides=(512, 1), typestr="|i1"), (4, 64), store="padding")
+    with pytest.raises(ValueError, match="store='yes': expected True, False or 'padding'"):
+        TensorMap(np.zeros((8, 16), np.float32), (8, 16), store="yes")
 
 
 def test_it_keeps_its_array_alive():

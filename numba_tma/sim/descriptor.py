@@ -22,7 +22,8 @@ offset  bytes  field (little-endian)
 111     1      mode: 0 tiled, 1 im2col
 112     6      im2col: lower corner of the bounding box, dimensions 1 to 3, signed
 118     6      im2col: upper corner of the bounding box, dimensions 1 to 3, signed
-124     4      zero
+124     1      1: the bytes from a row's end to the next multiple of 16 are there to be overwritten by stores
+125     3      zero
 ======  =====  ==========================================================================================
 
 Dimensions from the rank upwards are ignored (zero as encoded). Sources: CUDA Driver API,
@@ -51,7 +52,7 @@ _MODE = 111  # offset of the mode
 _TAG = b"NUMBATMA"
 _VERSION = 1
 _HEAD = struct.pack("<8sH", _TAG, _VERSION)
-_FIELDS = struct.Struct("<6BQ5Q4Q5H5BB3h3h4x")
+_FIELDS = struct.Struct("<6BQ5Q4Q5H5BB3h3hB3x")
 
 
 class TensorMapError(SimError):
@@ -169,6 +170,8 @@ class Descriptor:
 
     With corners it is an im2col map: `box` is (channels, pixels), and the bounding box of the pixels goes, in each of
     the dimensions between the channels and the images, from `lower` to the tensor's last plus `upper`.
+
+    `padding` is the simulator's own: stores may overwrite the bytes from a row's end to the next multiple of 16.
     """
 
     dtype: int
@@ -183,6 +186,7 @@ class Descriptor:
     fill: int = Fill.ZERO
     lower: tuple[int, ...] = ()
     upper: tuple[int, ...] = ()
+    padding: bool = False
 
     def __post_init__(self) -> None:
         if not self.element_strides:
@@ -221,6 +225,7 @@ def encode(desc: Descriptor) -> bytes:
         desc.im2col,
         *padded(desc.lower, 3),
         *padded(desc.upper, 3),
+        desc.padding,
     )
 
 
@@ -248,6 +253,7 @@ def decode(data: bytes) -> Descriptor:
         fill=fill,
         lower=tuple(rest[20:23][: rank - 2]) if im2col else (),
         upper=tuple(rest[23:26][: rank - 2]) if im2col else (),
+        padding=bool(rest[26]),
     )
     check(desc)
     return desc

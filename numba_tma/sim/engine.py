@@ -393,8 +393,11 @@ class AsyncEngine:
             return write
 
         if self._observer is not None:
-            region = (dst, (nbytes,), (1,)) if reduction is None else None
-            self._observer.copy_from_shared(thread, src, nbytes, self.open_group(thread, "bulk"), origin, region)
+            region = (dst, (nbytes,), (1,)) if nbytes else None
+            group, how = self.open_group(thread, "bulk"), ".".join(reduction or ())
+            self._observer.copy_from_shared(
+                thread, src, nbytes, group, origin, region, 0, how, lambda: self._shared[own, src : src + nbytes].copy()
+            )
         parts = self._ranges(nbytes)
         self._issue(_Operation(kind, text, origin, thread, (own,), nbytes, parts, move, stores=True))
 
@@ -508,7 +511,7 @@ class AsyncEngine:
         The box must not begin before the tensor in any dimension (OutOfBounds), and in the innermost it
         must begin at a multiple of 16 B (Misaligned): the hardware faults at such stores and reductions.
         Elements past the tensor are not written, but for the rest of a 16-byte chunk in which a row ends:
-        that is reported as hazard tma-store-overhang.
+        that is reported as hazard tma-store-overhang, unless the map says that it is padding.
         """
         text = f"cp.async.bulk.tensor.{len(coords)}d.global.shared::cta"
         self._tensor_to_global("tma_store", text, thread, tensor_map, coords, src, None, origin)
@@ -549,12 +552,12 @@ class AsyncEngine:
         target = tensor.inside(desc, coords, box)
         view = None if target is None else self._writable(target.address, target.nbytes, text)
         extra = tensor.overhang(desc, coords, box)
-        if extra is not None:
+        if extra is not None and not desc.padding:
             self._report(
                 "tma-store-overhang",
                 f"{text} writes {extra.shape[-1]} B beyond the end of the tensor's rows "
                 f"({desc.sizes[0] * geo.element_bytes} B), up to the next multiple of 16 B; make the rows a "
-                "multiple of 16 B, or keep nothing there",
+                'multiple of 16 B, or keep nothing there and say so: TensorMap(…, store="padding")',
                 origin,
             )
 
@@ -577,10 +580,19 @@ class AsyncEngine:
             return write
 
         if self._observer is not None:
-            region = None if target is None or op else (target.address, target.shape, target.strides)
+            region = None
+            if target is not None:
+                width = target.shape[-1] + (extra.shape[-1] if extra is not None else 0)
+                region = (target.address, (*target.shape[:-1], width), target.strides)
+
+            def read() -> np.ndarray:
+                inner = slice(target.index[-1].start, target.index[-1].start + width)
+                return tensor.read_shared(self._shared[own], src, geo, box)[(*target.index[:-1], inner)].copy()
+
             pattern = geo.swizzle and 8 * descriptor.Swizzle(geo.swizzle).span
+            group, how = self.open_group(thread, "bulk"), f"{op}.{ptx_type}" if op else ""
             self._observer.copy_from_shared(
-                thread, src, geo.rows * geo.row_pitch, self.open_group(thread, "bulk"), origin, region, pattern
+                thread, src, geo.rows * geo.row_pitch, group, origin, region, pattern, how, read
             )
         parts = self._windows(geo, box)
         self._issue(_Operation(kind, text, origin, thread, (own,), geo.nbytes, parts, move, stores=True))

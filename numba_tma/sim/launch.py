@@ -48,7 +48,7 @@ def launch(
     print_to: TextIO | None = None,
     observer: Any = None,
     hazards: bool = True,
-    shared_names: Sequence[tuple[str, int, int]] = (),
+    shared_names: Sequence[tuple[str, int, int, int]] = (),
     model: ModelOptions | bool = False,
     banks: bool = False,
 ) -> Report:
@@ -62,7 +62,8 @@ def launch(
     `print_to`.
 
     `hazards` looks for races and their like in what the kernel does (Report.hazards), at the cost of some time.
-    `shared_names` names parts of dynamic shared memory for the reports: (name, offset, bytes).
+    `shared_names` names parts of dynamic shared memory for the reports: (name, offset, bytes, bytes of each of its
+    elements, which reports count, or 0).
 
     `model` asks for the model of time (Report.model), at the cost of some more; options say how. `banks` counts the
     wavefronts of accesses to shared memory (Report.banks).

@@ -75,7 +75,7 @@ class Machine:
         policy: str = "fifo",
         observer: Any = None,
         hazards: bool = True,
-        shared_names: Sequence[tuple[str, int, int]] = (),
+        shared_names: Sequence[tuple[str, int, int, int]] = (),
         warp_order: str = TOGETHER,
         model: ModelOptions | None = None,
         banks: bool = False,
@@ -121,7 +121,6 @@ class Machine:
         self.hazards: list[Hazard] = []
         self._hazards_seen: set[tuple[str, int]] = set()
         self._names_in_plan = shared_names
-        self.names_in_plan = frozenset(name for name, _, _ in shared_names)
         self.tracker = Tracker(self) if hazards else None
         self.recorder = None if self.modelled is None else self.modelled.recorder()
         self.bank_conflicts = BankConflicts(self) if banks else None
@@ -416,13 +415,32 @@ class Machine:
         """The register that holds a shared variable's address for each block of a cluster."""
         return special.shared_symbol(self, program, offset, dtype)
 
-    def shared_names(self) -> Iterator[tuple[str, int, int]]:
-        """(name, offset, bytes) of what a block's shared memory holds, as far as it has names."""
+    def _shared_names(self) -> Iterator[tuple[str, int, int, int]]:
+        """(name, offset, bytes, bytes of an element or 0) of what a block's shared memory holds, the plan's last."""
         dynamic = self.shared_end - self.dynamic_shared
         for name, offset in self.shared_offsets.items():
-            yield name, offset, (dynamic if offset < dynamic else self.shared_end) - offset
-        for name, offset, nbytes in self._names_in_plan:
-            yield name, dynamic + offset, nbytes
+            yield name, offset, (dynamic if offset < dynamic else self.shared_end) - offset, 0
+        for name, offset, nbytes, element in self._names_in_plan:
+            yield name, dynamic + offset, nbytes, element
+
+    def shared_name(self, address: int) -> str:
+        """What lies at a shared address of a block, as "full[1]" or "tile[0] + 16 B"; '' where nothing has a name."""
+        best, name = -1, ""
+        for of, start, nbytes, element in self._shared_names():
+            if max(start, best) <= address < start + max(nbytes, 1):
+                index, inside = divmod(address - start, element) if element else (None, address - start)
+                best = start
+                name = of + (f"[{index}]" if element else "") + (f" + {inside} B" if inside else "")
+        return name
+
+    def shared_place(self, address: int) -> str:
+        """A shared address of a block for messages, its name first: "full[1] (shared address 0x408)"."""
+        name, where = self.shared_name(address), f"shared address {address:#x}"
+        return f"{name} ({where})" if name else where
+
+    def mbarrier_place(self, address: int) -> str:
+        """The same for an mbarrier: "mbarrier full[1] (shared address 0x408)"."""
+        return f"mbarrier {'' if self.shared_name(address) else 'at '}{self.shared_place(address)}"
 
     def block_name(self, slot: int) -> str:
         """blockIdx of a resident block, as text; trailing zeros left out for one-dimensional grids."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_COUNT = (1 << 20) - 1
 MAX_TX = (1 << 20) - 1
+TOO_MANY = "more arrive than the phase takes"  # in the error's message
 _COUNT_MASK = MAX_COUNT
 _TX_MASK = (1 << 22) - 1
 _INVALID = 1 << 62
@@ -66,16 +67,16 @@ class BarrierMemory:
         self._row = machine.shared_stride // 8
 
     def where(self, index: int) -> str:
-        """A word's place, for messages."""
+        """A barrier for messages: "mbarrier full[1] (shared address 0x408) of block 0"."""
         slot, word = divmod(index, self._row)
-        return f"block {self.machine.block_name(slot)}, shared address {8 * word:#x}"
+        return f"{self.machine.mbarrier_place(8 * word)} of block {self.machine.block_name(slot)}"
 
     def load(self, index: int, action: str) -> tuple[int, int, int, int]:
         """The fields of an initialised barrier."""
         word = int(self.words[index])
         if not is_initialised(word):
             raise SimError(
-                f"{action} on an mbarrier that is not initialised ({self.where(index)} holds {word:#018x}): "
+                f"{action} on an mbarrier that is not initialised ({self.where(index)}, which holds {word:#018x}): "
                 "mbarrier.init must come first, and be seen by this thread"
             )
         return unpack(word)
@@ -83,7 +84,7 @@ class BarrierMemory:
     def store(self, index: int, phase: int, tx: int, arrivals: int, pending: int) -> None:
         """Write a barrier; its phase completes here when nothing is pending."""
         if not -MAX_TX <= tx <= MAX_TX:
-            raise SimError(f"transaction count {tx} of the mbarrier ({self.where(index)}) is beyond ±{MAX_TX}")
+            raise SimError(f"transaction count {tx} of {self.where(index)} is beyond ±{MAX_TX}")
         if pending == 0 and tx == 0:
             phase, pending = phase ^ 1, arrivals
             if self.machine.observer is not None:
@@ -99,7 +100,8 @@ class BarrierMemory:
         if count > pending:
             raise SimError(
                 f"{count} arrival{'s' * (count > 1)} at an mbarrier with {pending} pending ({self.where(index)}, "
-                f"initialised for {arrivals}): more threads arrive in a phase than mbarrier.init was told"
+                f"initialised for {arrivals}): {TOO_MANY}: more threads than mbarrier.init was told, or one of them "
+                "again before the phase was over"
             )
         if drop:
             arrivals -= count
@@ -158,7 +160,7 @@ class BarrierMemory:
         index = self._index(slot, address)
         phase, tx, arrivals, pending = self.load(index, "cp.async.mbarrier.arrive")
         if pending + count > MAX_COUNT:
-            raise SimError(f"more than {MAX_COUNT} arrivals pending at the mbarrier ({self.where(index)})")
+            raise SimError(f"more than {MAX_COUNT} arrivals pending at {self.where(index)}")
         self.store(index, phase, tx, arrivals, pending + count)
 
     def add_tx(self, index: int, change: int, action: str) -> None:
@@ -166,11 +168,13 @@ class BarrierMemory:
         phase, tx, arrivals, pending = self.load(index, action)
         self.store(index, phase, tx + change, arrivals, pending)
 
-    def describe(self, index: int) -> str:
-        """A barrier's state for the deadlock report."""
+    def describe(self, index: int, slot: int) -> str:
+        """A barrier's state for the deadlock report; its block is left out where it is `slot`, the waiting thread's."""
         word = int(self.words[index])
+        place = self.machine.mbarrier_place(8 * (index % self._row))
+        where = place if index // self._row == slot else self.where(index)
         if not is_initialised(word):
-            return f"mbarrier ({self.where(index)}), which is not initialised"
+            return f"{where}, which is not initialised"
         phase, tx, arrivals, pending = unpack(word)
         parts = []
         if pending:
@@ -179,7 +183,7 @@ class BarrierMemory:
             parts.append(f"{tx} bytes missing")
         if tx < 0:
             parts.append(f"{-tx} bytes more than expected")
-        return f"mbarrier ({self.where(index)}), in a phase of parity {phase}: {', '.join(parts) or 'complete'}"
+        return f"{where}, in a phase of parity {phase}: {', '.join(parts) or 'complete'}"
 
 
 def _barrier_index(d: Builder, operand: Any, modifiers: tuple[str, ...]) -> Any:
@@ -337,11 +341,12 @@ def _wait(d: Builder, instruction: Instruction) -> Step:
 
     def describe(fragment: Fragment, data: tuple) -> list[str]:
         index, parity = (_spread(array, fragment.n).tolist() for array in data)
-        texts: dict[tuple[int, int], str] = {}
-        for pair in zip(index, parity, strict=True):
-            if pair not in texts:
-                texts[pair] = f"waits for the phase of parity {pair[1]} of {memory.describe(pair[0])}"
-        return [texts[pair] for pair in zip(index, parity, strict=True)]
+        waits = list(zip(index, parity, fragment.slot.tolist(), strict=True))
+        texts = {
+            wait: f"waits for the phase of parity {wait[1]} of {memory.describe(wait[0], wait[2])}"
+            for wait in set(waits)
+        }
+        return [texts[wait] for wait in waits]
 
     def operands(fragment: Fragment) -> tuple[np.ndarray, np.ndarray]:
         index = index_of(fragment)

@@ -135,9 +135,12 @@ class GlobalMemory:
         return found[1]
 
     def nearest(self, address: int) -> str:
-        """A phrase that places an unmapped `address` beside the nearest mapping."""
+        """A phrase that places an `address` in what is mapped there, or beside the nearest mapping."""
         if not self._segments:
             return "no global memory is mapped"
+        inside = self.find(address)
+        if inside is not None and address < inside.base + inside.size:
+            return f"{address - inside.base} bytes into {inside.describe()}"
         index = bisect.bisect_right(self._bases, address) - 1
         around = [self._segments[i] for i in (index, index + 1) if 0 <= i < len(self._segments)]
 

@@ -135,10 +135,13 @@ class Observer:
         origin: Any,
         region: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None,
         pattern: int = 0,
+        reduction: str = "",
+        read: Callable[[], np.ndarray] | None = None,
     ) -> None:
         """The engine takes on a copy out of the shared memory of the thread's block, in its bulk group `group`.
 
-        `region` is what it writes of global memory, if it is no reduction: (address, extents, strides) in bytes.
+        `region` is what it writes of global memory, if anything: (address, extents, strides) in bytes. `reduction`
+        says how it combines that with what is there, as "add.f32"; '' if it stores. `read` gives the bytes for it.
         """
 
     def copy_reads(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -75,17 +74,13 @@ def place_of(instruction: Any) -> str:
 
 
 def waiting_report(machine: Machine, scheduler: Scheduler) -> str:
-    """A line for each group of alike warps: who, where, what for; then what is in flight."""
-    rows: Counter[tuple[str, str]] = Counter()
-    members: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    """A line for each group of alike threads: who, where, what for; then what is in flight."""
+    waiting: dict[tuple[str, str], dict[int, list[int]]] = {}
 
     def note(fragment: Fragment, texts: list[str]) -> None:
         place = place_of(fragment.block.first_instruction)
-        slots, threads = fragment.slot, fragment.thread
-        for slot, thread, text in zip(slots.tolist(), threads.tolist(), texts, strict=True):
-            key = (place, text)
-            rows[key] += 1
-            members.setdefault(key, []).append((slot, thread))
+        for slot, thread, text in zip(fragment.slot.tolist(), fragment.thread.tolist(), texts, strict=True):
+            waiting.setdefault((place, text), {}).setdefault(slot, []).append(thread)
 
     for wait in scheduler.waits:
         note(wait.fragment, wait.describe(wait.fragment, wait.data))
@@ -93,9 +88,18 @@ def waiting_report(machine: Machine, scheduler: Scheduler) -> str:
         note(fragment, ["waits for the other lanes of its warp to come to this instruction"] * fragment.n)
     for fragment in scheduler.ready.values():
         note(fragment, ["runs"] * fragment.n)
+    # Blocks whose threads of the same numbers wait for the same have one line.
+    groups: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
+    for (place, text), blocks in waiting.items():
+        for slot, threads in blocks.items():
+            groups.setdefault((place, text, tuple(sorted(threads))), []).append(slot)
+    rows = sorted((min(slots), threads, place, text, len(slots)) for (place, text, threads), slots in groups.items())
     lines = []
-    for (place, text), count in sorted(rows.items(), key=lambda row: members[row[0]][0]):
-        lines.append(f"{_who(machine, members[place, text])}: {count} thread{'s' * (count > 1)} at {place}: {text}")
+    for slot, threads, place, text, blocks in rows:
+        count = blocks * len(threads)
+        more = f" and {blocks - 1} more block{'s' * (blocks > 2)}" if blocks > 1 else ""
+        who = f"block {machine.block_name(slot)}{more}, {_who(np.array(threads))}"
+        lines.append(f"{who}: {count} thread{'s' * (count > 1)} at {place}: {text}")
     if len(lines) > _MAX_LINES:
         lines[_MAX_LINES:] = [f"… and {len(lines) - _MAX_LINES} more groups of threads"]
     flying = machine.engine.outstanding()
@@ -105,23 +109,14 @@ def waiting_report(machine: Machine, scheduler: Scheduler) -> str:
     return "\n".join(lines)
 
 
-def _who(machine: Machine, lanes: list[tuple[int, int]]) -> str:
-    blocks: dict[int, list[int]] = {}
-    for slot, thread in lanes:
-        blocks.setdefault(slot, []).append(thread)
-    first = next(iter(blocks))
-    name = f"block {machine.block_name(first)}"
-    alike = sum(threads == blocks[first] for threads in blocks.values())
-    if len(blocks) > 1:
-        name += f" and {len(blocks) - 1} more{' like it' if alike == len(blocks) else ''}"
-    threads = np.array(blocks[first])
+def _who(threads: np.ndarray) -> str:
+    """Threads of a block by their warps."""
     warps = np.unique(threads // 32)
     if warps.size > 1 and (np.bincount(threads // 32)[warps] == 32).all():
-        return f"{name}, {'warps ' + _ranges(warps)}"
-    lanes_text = "" if threads.size == 32 else f" lanes {_ranges(threads % 32)}" if warps.size == 1 else ""
+        return f"warps {_ranges(warps)}"
     if warps.size == 1:
-        return f"{name}, warp {warps[0]}{lanes_text}"
-    return f"{name}, threads {_ranges(threads)}"
+        return f"warp {warps[0]}" + ("" if threads.size == 32 else f" lanes {_ranges(threads % 32)}")
+    return f"threads {_ranges(threads)}"
 
 
 def _ranges(numbers: np.ndarray) -> str:

@@ -65,9 +65,11 @@ def _load(body: str) -> str:
     return _program(_TILE, "threads=32, shared=smem", "x_map, out", body, _RUN_TILE)
 
 
-def _store(body: str, threads: int = 32) -> str:
+def _store(body: str, floats: int = 64) -> str:
+    """64 threads store a tile of 64 elements to `out` of `floats`."""
     plan = "Shared(tile=Tiles(1, (64,), float32))"
-    return _program(plan, f"threads={threads}, shared=smem", "out", body, _RUN_OUT)
+    run = _RUN_OUT.replace("64", str(floats))
+    return _program(plan, "threads=64, shared=smem", "out", body, run)
 
 
 _MAP_IN_MEMORY = '''
@@ -276,7 +278,6 @@ CASES: dict[str, Case] = {
                 ptx.cp_async_bulk_commit_group()
                 ptx.cp_async_bulk_wait_group_read(0)
             """,
-            64,
         ),
     ),
     "missing-proxy-fence": Case(
@@ -294,7 +295,6 @@ CASES: dict[str, Case] = {
                 ptx.cp_async_bulk_commit_group()
                 ptx.cp_async_bulk_wait_group_read(0)
             """,
-            64,
         ),
     ),
     "async-write-without-proxy-fence": Case(
@@ -329,7 +329,7 @@ CASES: dict[str, Case] = {
                 ptx.fence_proxy_async_shared_cta()
                 cuda.syncthreads()
                 if thread == 0:
-                    ptx.cp_async_bulk_global_shared(ptx.global_address(out), smem.tile[0], 256)
+                    ptx.cp_async_bulk_global_shared(ptx.global_address(out) + 256 * step, smem.tile[0], 256)
                     ptx.cp_async_bulk_commit_group()
                     ptx.cp_async_bulk_wait_group_read(1)  #-
                     ptx.cp_async_bulk_wait_group_read(0)  #+
@@ -337,7 +337,7 @@ CASES: dict[str, Case] = {
             if thread == 0:
                 ptx.cp_async_bulk_wait_group(0)
             """,
-            64,
+            128,
         ),
     ),
     "wait-group-by-one-thread": Case(
@@ -352,12 +352,12 @@ CASES: dict[str, Case] = {
                 ptx.fence_proxy_async_shared_cta()
                 cuda.syncthreads()
                 if thread == 0:
-                    ptx.cp_async_bulk_global_shared(ptx.global_address(out), smem.tile[0], 256)
+                    ptx.cp_async_bulk_global_shared(ptx.global_address(out) + 256 * step, smem.tile[0], 256)
                     ptx.cp_async_bulk_commit_group()
                     ptx.cp_async_bulk_wait_group_read(0)
                 cuda.syncthreads()  #+
             """,
-            64,
+            128,
         ),
     ),
     "wait-group-without-copies": Case(
@@ -372,14 +372,14 @@ CASES: dict[str, Case] = {
                 ptx.fence_proxy_async_shared_cta()
                 cuda.syncthreads()
                 if thread == 0:
-                    ptx.cp_async_bulk_global_shared(ptx.global_address(out), smem.tile[0], 256)
+                    ptx.cp_async_bulk_global_shared(ptx.global_address(out) + 256 * step, smem.tile[0], 256)
                 if thread == 32:  #-
                 if thread == 0:  #+
                     ptx.cp_async_bulk_commit_group()
                     ptx.cp_async_bulk_wait_group_read(0)
                 cuda.syncthreads()
             """,
-            64,
+            128,
         ),
     ),
     "cp-async-not-waited": Case(
@@ -779,7 +779,6 @@ CASES: dict[str, Case] = {
                 ptx.cp_async_bulk_commit_group()
                 ptx.cp_async_bulk_wait_group_read(0)  #+
             """,
-            64,
         ),
     ),
     "peer-exited-before-remote-access": Case(
@@ -848,6 +847,30 @@ CASES: dict[str, Case] = {
             out[cuda.grid(1)] = float32(cuda.blockIdx.x)  #+
             """,
             "return k[2](np.zeros(64, np.float32))",
+        ),
+    ),
+    "stores-write-same-bytes": Case(
+        "Two stores of a thread write the same place",
+        "The engine may finish the second store before the first: the place holds either, or some of both. A box wider "
+        "than the step from one to the next does it too, at the edge. (Reductions of one kind may meet: they commute.)",
+        _program(
+            "Shared(tile=Tiles(2, (64,), float32))",
+            "threads=64, shared=smem",
+            "out",
+            """
+            thread = cuda.threadIdx.x
+            for step in range(2):
+                smem.tile[step][thread] = float32(step)
+            ptx.fence_proxy_async_shared_cta()
+            cuda.syncthreads()
+            if thread == 0:
+                for step in range(2):
+                    ptx.cp_async_bulk_global_shared(ptx.global_address(out) + 128 * step, smem.tile[step], 256)  #-
+                    ptx.cp_async_bulk_global_shared(ptx.global_address(out) + 256 * step, smem.tile[step], 256)  #+
+                    ptx.cp_async_bulk_commit_group()
+                ptx.cp_async_bulk_wait_group(0)
+            """,
+            "return k[1](np.zeros(128, np.float32))",
         ),
     ),
     "remote-access-before-peer-starts": Case(

@@ -74,7 +74,7 @@ def a_group_for_each_of_two_stages(x_map, out):
         ptx.fence_proxy_async_shared_cta()
         cuda.syncthreads()
         if lane == 0:
-            ptx.cp_async_bulk_global_shared(ptx.global_address(out), smem.tile[stage], 128)
+            ptx.cp_async_bulk_global_shared(ptx.global_address(out) + 16 * step, smem.tile[stage], 16)
             ptx.cp_async_bulk_commit_group()
     if lane == 0:
         ptx.cp_async_bulk_wait_group(0)
@@ -155,7 +155,7 @@ KERNELS = {
     several_copies_one_expect: 32,
     expect_after_the_copy: 32,
     box_partly_outside: 32,
-    a_group_for_each_of_two_stages: 32,
+    a_group_for_each_of_two_stages: 24,
     proxy_fence_for_the_init: 32,
     remote_arrive: 32,
     a_ring_that_two_blocks_fill: 8 * 32,

@@ -244,9 +244,9 @@ def test_a_missing_arrival_is_a_deadlock_with_its_barrier():
     with pytest.raises(sim.Deadlock) as caught:
         run_ptx(body, 2, 32, np.zeros(1, np.uint32))
     report = caught.value.report
-    assert "block 0, warp 0: 32 threads at" in report
+    assert "block 0 and 1 more block, warp 0: 64 threads at" in report
     assert "mbarrier.try_wait.parity.shared.b64" in report
-    assert "waits for the phase of parity 0 of mbarrier (block 0, shared address 0x400)" in report
+    assert "waits for the phase of parity 0 of mbarrier bar (shared address 0x400)" in report
     assert "1 of 33 arrivals missing" in report
 
 
@@ -269,7 +269,8 @@ def test_missing_bytes_are_a_deadlock_with_their_number():
 def test_mistakes_have_names():
     use = BARRIER + "mbarrier.arrive.shared.b64 _, [%r1]; ret;"
     with pytest.raises(
-        sim.SimError, match="arrive on an mbarrier that is not initialised .block 0, shared address 0x400"
+        sim.SimError,
+        match="arrive on an mbarrier that is not initialised .mbarrier bar .shared address 0x400. of block 0",
     ):
         run_ptx(use, 1, 1, np.zeros(1, np.uint32))
     wait = BARRIER + "mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0; ret;"

@@ -131,7 +131,7 @@ def test_two_buffers_hide_the_copies():
     waited = models[1, 100].stalls[0]
     assert waited.reason == "mbarrier" and "completed by the copy of warp 0" in waited.on
     flights = [i for i in models[1, 100].intervals if i.kind == "flight"]
-    assert len(flights) == 16 and all("8192 bytes in, to mbarrier at" in i.detail for i in flights)
+    assert len(flights) == 16 and all("8192 bytes in, to mbarrier full" in i.detail for i in flights)
     phases = [i for i in models[1, 100].intervals if i.kind == "phase" and "mbarrier" in i.row]
     assert len(phases) == 16 and all("the copy of warp 0" in i.detail for i in phases)
 

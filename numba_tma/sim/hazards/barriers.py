@@ -43,6 +43,8 @@ class BarrierWord:
         threads = slots * clocks.threads
         self.seen_phases = np.full(threads, -1, np.int32)
         self.seen_step = np.zeros(threads, np.int32)
+        # The number of the instruction of that wait.
+        self.waited_by = np.zeros(threads, np.int32)
         self.waited_again = np.zeros(threads, np.bool_)
         # The phase that was under way when a thread's latest wait passed at once, copies being in flight; -1: none.
         self.passed_early = np.full(threads, -1, np.int32)

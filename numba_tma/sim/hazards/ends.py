@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import Deadlock, Misaligned, OutOfBounds, SimError
-from ..mbarrier import is_initialised, unpack
+from ..mbarrier import TOO_MANY, is_initialised, unpack
 from ..report import place_of
 from .clocks import CP_ASYNC
 
@@ -29,8 +29,6 @@ class Ends:
         self.plane = tracker.clocks.plane(machine.slots)
         # (block whose shared memory is used, column) -> (value that its threads must know, instruction, issuing thread)
         self.copies: dict[tuple[int, int], tuple[int, Any, int]] = {}
-        # The issuing thread's step at each copy out of shared memory, by column and value.
-        self.issued_at: dict[tuple[int, int, int], int] = {}
         self.accesses: dict[tuple[int, int], tuple[int, Any, int]] = {}
         # Each thread's latest group with a cp.async, counted from 1, and the number of its instruction.
         self.cp_async_groups, self.cp_async_by = np.zeros((2, machine.slots * machine.threads), np.int32)
@@ -40,7 +38,6 @@ class Ends:
     def copy(self, slot: int, column: int, value: int, origin: Any, thread: int) -> None:
         """A copy uses the block's shared memory until `column` comes to `value`."""
         self.copies[slot, column] = (value, origin, thread)
-        self.issued_at[slot, column, value] = int(self.tracker.clocks.own[0, thread])
 
     def cp_async(self, threads: np.ndarray, groups: np.ndarray, origin: Any) -> None:
         """Threads start cp.async copies in these groups."""
@@ -165,8 +162,13 @@ class Ends:
             self._named("shared-out-of-bounds", error)
         elif "is not initialised" in text:
             self._named("barrier-used-before-init", error)
-        elif "more threads arrive in a phase" in text:
-            self._named("too-many-arrivals", error)
+        elif TOO_MANY in text:
+            wrong = next((h for h in self.machine.hazards if h.identifier == "wait-on-wrong-parity"), None)
+            if wrong is None:
+                self._named("too-many-arrivals", error)
+            else:
+                at = f" at {wrong.locations[0]}" if wrong.locations else ""
+                error.message = f"a wait with the wrong parity{at} passed at once, and so there came {text}"
 
     def _named(self, identifier: str, error: SimError) -> None:
         if all(hazard.identifier != identifier for hazard in self.machine.hazards):

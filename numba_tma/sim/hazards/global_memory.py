@@ -10,8 +10,9 @@ record, the latest of them, and noted when the first write comes.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,6 +45,8 @@ _MANY_THREADS = 1 << 26
 # Of memory that nothing was written to so far: copies on record, and bytes of records of ordinary reads.
 _LOADS = 4096
 _RECORD_BYTES = 1 << 25
+# Of what stores write: bytes that are kept to compare others with.
+_STORE_BYTES = 1 << 26
 
 # (address, extents, strides), bytes; the last extent is contiguous.
 Region = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -62,13 +65,17 @@ class _Read(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A tensor or bulk copy: `column` comes to `value` in its cluster's clocks when it is done."""
+    """A tensor or bulk copy: `column` comes to `value` in its cluster's clocks when it is done.
+
+    `reduction` says how it combines what it writes with what is there, '' if it does not.
+    """
 
     cluster: int
     thread: int
     column: int
     value: int
     origin: Any
+    reduction: str = ""
 
 
 @lru_cache(maxsize=256)
@@ -149,7 +156,7 @@ class Pieces:
         self.read[at] = by
 
     def region(self, region: Region, base: int) -> np.ndarray | slice | None:
-        """The pieces of a region."""
+        """The pieces of a region, as far as there are any: a store's last row may end beyond its array."""
         address, shape, strides = region
         start = address - base
         low = start | shape[-1]
@@ -159,7 +166,8 @@ class Pieces:
             return None
         if all(extent == 1 for extent in shape[:-1]):
             return slice(start // self.piece, (start + shape[-1]) // self.piece)
-        return start // self.piece + _pattern(shape, strides, self.piece)
+        pieces = start // self.piece + _pattern(shape, strides, self.piece)
+        return pieces if pieces[-1] < self.written.size else pieces[pieces < self.written.size]
 
 
 class GlobalAccesses:
@@ -169,6 +177,9 @@ class GlobalAccesses:
         machine = tracker.machine
         self.tracker, self.machine, self.reaches = tracker, machine, reaches
         self.copies: list[Copy] = []
+        # What stores write, by the number of the copy; the oldest are forgotten when it is too much.
+        self._stores: dict[int, tuple[Region, np.ndarray]] = {}
+        self._store_bytes = 0
         self.instructions: list[Any] = [None]
         self._numbers: dict[int, int] = {}
         self._segments: dict[int, Pieces | None] = {}
@@ -392,8 +403,9 @@ class GlobalAccesses:
         action: str,
         by: str,
         fenced: bool = False,
+        nbytes: int = 0,
     ) -> None:
-        """Report one lane for each earlier instruction."""
+        """Report one lane for each earlier instruction; `nbytes` are those of the whole access, where it is a copy."""
         lanes = np.nonzero(wrong)[0]
         numbers = np.where(stamps[lanes] & GRID_COPY, stamps[lanes], stamps[lanes] & GRID_INSTRUCTION_MASK)
         for first in np.unique(numbers, return_index=True)[1].tolist():
@@ -405,14 +417,14 @@ class GlobalAccesses:
             thread = int(threads[lane if threads.size > 1 else 0]) + self._first_thread
             address = base + int(at[lane]) * piece
             self.tracker.report.global_pair(
-                thread, earlier, address, piece, instruction, before, action, by, copy, fenced
+                thread, earlier, address, piece, instruction, before, action, by, copy, fenced, nbytes
             )
 
     # Copies
 
-    def _copy(self, thread: int, column: int, value: int, origin: Any) -> Copy:
+    def _copy(self, thread: int, column: int, value: int, origin: Any, reduction: str = "") -> Copy:
         in_grid = self._first_thread + thread
-        return Copy(in_grid // self._clocks.cluster_threads, in_grid, column, value, origin)
+        return Copy(in_grid // self._clocks.cluster_threads, in_grid, column, value, origin, reduction)
 
     def _keep(self, copy: Copy) -> int:
         """The stamp of a copy."""
@@ -424,8 +436,17 @@ class GlobalAccesses:
         pieces = self._pieces(segment) if segment is not None and segment.kind == "global" and all(region[1]) else None
         return None if pieces is None else (segment, pieces)
 
-    def stored(self, thread: int, region: Region, column: int, value: int, origin: Any) -> None:
-        """A tensor or bulk store that writes a region is issued."""
+    def stored(
+        self,
+        thread: int,
+        region: Region,
+        column: int,
+        value: int,
+        origin: Any,
+        reduction: str,
+        read: Callable[[], np.ndarray],
+    ) -> None:
+        """A tensor or bulk store, or reduction, that writes a region is issued; `read` gives the bytes."""
         found = self._found(region)
         if found is None:
             return
@@ -434,9 +455,12 @@ class GlobalAccesses:
         if at is None:
             return
         self._dirty(pieces, segment)
-        who = np.array([thread])
-        self._check(segment, pieces, at, who, origin, "async write", ("write", "read"))
-        pieces.written[at] = self._keep(self._copy(thread, column, value, origin))
+        copy = self._copy(thread, column, value, origin, reduction)
+        data = None if reduction else read().reshape(-1)
+        self._check(segment, pieces, at, copy, math.prod(region[1]), "async write", ("write", "read"), data)
+        pieces.written[at] = self._keep(copy)
+        if data is not None:
+            self._remember(region, data)
         pieces.read[at] = pieces.other[at] = 0
 
     def loaded(self, thread: int, region: Region, column: int, value: int, origin: Any) -> None:
@@ -452,7 +476,7 @@ class GlobalAccesses:
         at = pieces.region(region, segment.base)
         if at is None:
             return
-        self._check(segment, pieces, at, np.array([thread]), origin, "async read", ("write",))
+        self._check(segment, pieces, at, copy, math.prod(region[1]), "async read", ("write",))
         pieces.other[at] = self._keep(copy)
         pieces.used[0] = 1
 
@@ -461,11 +485,17 @@ class GlobalAccesses:
         segment: Segment,
         pieces: Pieces,
         at: np.ndarray | slice,
-        who: np.ndarray,
-        origin: Any,
+        copy: Copy,
+        nbytes: int,
         action: str,
         kinds: Iterable[str],
+        data: np.ndarray | None = None,
     ) -> None:
+        """See that a copy of `nbytes` comes after what was done before to the pieces that it uses.
+
+        `data` is what it stores. Two stores of the same to the same bytes do no harm, whatever their order.
+        """
+        who, origin = np.array([copy.thread - self._first_thread]), copy.origin
         rows = [("write", pieces.written), ("read", pieces.read), ("read", pieces.other)]
         for by, row in rows:
             if by not in kinds:
@@ -476,15 +506,51 @@ class GlobalAccesses:
             keep = np.ones(stamps.size, np.bool_)
             np.not_equal(stamps[1:], stamps[:-1], out=keep[1:])
             lanes = np.nonzero(keep & (stamps != 0))[0]
-            places = lanes + at.start if isinstance(at, slice) else at[lanes]
-            stamps = stamps[lanes]
-            wrong = self.unordered(stamps, who)
+            ends = np.append(np.nonzero(keep)[0], stamps.size)
+            ends = ends[np.searchsorted(ends, lanes, side="right")]
+            every = np.arange(at.start, at.stop) if isinstance(at, slice) else at
+            places, stamps = every[lanes], stamps[lanes]
+            wrong = unordered = self.unordered(stamps, who)
+            if copy.reduction and wrong.any():
+                wrong = unordered & ~self._reduced(stamps, copy.reduction)
+            elif data is not None and data.size == every.size * pieces.piece and by == "write" and wrong.any():
+                wrong, chunks = unordered.copy(), data.reshape(every.size, -1)
+                for i in np.nonzero(wrong & (stamps & GRID_COPY != 0))[0].tolist():
+                    run = slice(lanes[i], ends[i])
+                    wrong[i] = not self._same(pieces, segment, int(stamps[i]), every[run], chunks[run])
+            told = (who, places, origin, action, by)
             if wrong.any():
-                self.describe(segment.base, pieces.piece, stamps, wrong, who, places, origin, action, by)
+                self.describe(segment.base, pieces.piece, stamps, wrong, *told, nbytes=nbytes)
             if by == "write":
-                late = ~wrong & self.unordered(stamps, who, fenced=True)
+                late = ~unordered & self.unordered(stamps, who, fenced=True)
                 if late.any():
-                    self.describe(segment.base, pieces.piece, stamps, late, who, places, origin, action, by, True)
+                    self.describe(segment.base, pieces.piece, stamps, late, *told, fenced=True, nbytes=nbytes)
+
+    def _remember(self, region: Region, data: np.ndarray) -> None:
+        """Keep what the copy that was kept last stores."""
+        self._stores[len(self.copies) - 1] = (region, data)
+        self._store_bytes += data.size
+        while self._store_bytes > _STORE_BYTES:
+            self._store_bytes -= self._stores.pop(next(iter(self._stores)))[1].size
+
+    def _same(self, pieces: Pieces, segment: Segment, stamp: int, places: np.ndarray, chunks: np.ndarray) -> bool:
+        """Whether the copy of a stamp stores the same `chunks` to some pieces; no in doubt."""
+        region, data = self._stores.get(stamp ^ GRID_COPY, (None, None))
+        at = pieces.region(region, segment.base) if region is not None else None
+        if at is None:
+            return False
+        at = np.arange(at.start, at.stop) if isinstance(at, slice) else at
+        if data.size != at.size * pieces.piece:
+            return False
+        order = np.argsort(at)
+        found = order[np.searchsorted(at, places, sorter=order)]
+        return np.array_equal(data.reshape(at.size, -1)[found], chunks)
+
+    def _reduced(self, stamps: np.ndarray, reduction: str) -> np.ndarray:
+        """Whether stamps are copies that reduce in this way: whatever the order of such, the result is the same."""
+        return np.array(
+            [bool(s & GRID_COPY) and self.copies[s ^ GRID_COPY].reduction == reduction for s in stamps.tolist()]
+        )
 
     def async_reads(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, origin: Any) -> None:
         """cp.async reads like an ordinary access of its thread: `nbytes` at each address."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +44,27 @@ def _line(instruction: Any) -> str:
     return str(getattr(instruction, "location", None) or id(instruction))
 
 
+def _hazard(identifier: str, what: str, instructions: Sequence[Any], severity: str | None = None) -> Hazard:
+    rule = RULES[identifier]
+    message = f"{what}\n  rule: {rule.rule}\n  way out: {rule.remedy}"
+    places = tuple(i.location for i in instructions if getattr(i, "location", None) is not None)
+    first = instructions[0] if instructions else None
+    return Hazard(identifier, message, first, severity or rule.severity, places)
+
+
+@dataclass(frozen=True)
+class _Overwritten:
+    """A hazard at `place` of the list: a thread, at its step, overwrites what its owner's copy (`value`) may read."""
+
+    place: int
+    owner: int
+    value: int
+    thread: int
+    step: int
+    what: str
+    instructions: tuple[Any, ...]
+
+
 class Reporter:
     """Adds hazards to the machine's list, each kind once for a pair of instructions."""
 
@@ -50,18 +73,20 @@ class Reporter:
         self.tracker = tracker
         self._seen: set[tuple] = set()
         self._pairs_named: set[tuple] = set()
+        self._overwritten: list[_Overwritten] = []
 
-    def add(self, identifier: str, what: str, *instructions: Any, severity: str | None = None) -> None:
-        """A hazard, unless the same was reported for the same instructions."""
+    def wave(self) -> None:
+        """Threads are others from now on."""
+        self._overwritten.clear()
+
+    def add(self, identifier: str, what: str, *instructions: Any, severity: str | None = None) -> bool:
+        """A hazard, unless the same was reported for the same instructions; whether it was not."""
         key = (identifier, *map(_line, instructions))
         if key in self._seen:
-            return
+            return False
         self._seen.add(key)
-        rule = RULES[identifier]
-        message = f"{what}\n  rule: {rule.rule}\n  way out: {rule.remedy}"
-        places = tuple(i.location for i in instructions if getattr(i, "location", None) is not None)
-        first = instructions[0] if instructions else None
-        self.machine.hazards.append(Hazard(identifier, message, first, severity or rule.severity, places))
+        self.machine.hazards.append(_hazard(identifier, what, instructions, severity))
+        return True
 
     # Names
 
@@ -73,19 +98,12 @@ class Reporter:
     def shared(self, offset: int, nbytes: int = 0) -> str:
         """A place in flat shared memory: the variable or the part of the plan, and the address."""
         slot, inside = divmod(offset, self.machine.shared_stride)
-        best: tuple[int, str] | None = None
-        for name, start, size in self.machine.shared_names():
-            if start <= inside < start + max(size, 1) and (best is None or start >= best[0]):
-                best = (start, name)
         size = f"{nbytes} B at " if nbytes else ""
-        where = f"shared address {inside:#x}"
-        if best is not None:
-            where += f" ({best[1]} + {inside - best[0]} B)"
-        return f"{size}{where} of block {self.machine.block_name(slot)}"
+        return f"{size}{self.machine.shared_place(inside)} of block {self.machine.block_name(slot)}"
 
     def barrier(self, word: BarrierWord, slot: int) -> str:
         """An mbarrier as messages name it."""
-        return f"the mbarrier at {self.shared(slot * self.machine.shared_stride + 8 * word.word)}"
+        return f"{self.machine.mbarrier_place(8 * word.word)} of block {self.machine.block_name(slot)}"
 
     def _by(self, column: int, slot: int) -> str:
         """Who the owner of a column is."""
@@ -110,11 +128,34 @@ class Reporter:
 
     # Two accesses
 
-    def race(self, last: Any, bad: Any, threads: Any, pieces: Any, instruction: Any, action: str, by: str) -> None:
-        """Lanes `bad` access pieces whose `last` access (a `by`) is not ordered before theirs."""
-        self._pairs(last, bad, threads, pieces, instruction, action, by, self._classify)
+    def race(
+        self,
+        last: Any,
+        bad: Any,
+        threads: Any,
+        pieces: Any,
+        instruction: Any,
+        action: str,
+        by: str,
+        span: slice | None = None,
+    ) -> None:
+        """Lanes `bad` access pieces whose `last` access (a `by`) is not ordered before theirs.
 
-    def unfenced(self, last: Any, bad: Any, threads: Any, pieces: Any, instruction: Any, action: str, by: str) -> None:
+        `span`: pieces of all of the access, where it is one copy's.
+        """
+        self._pairs(last, bad, threads, pieces, instruction, action, by, self._classify, span)
+
+    def unfenced(
+        self,
+        last: Any,
+        bad: Any,
+        threads: Any,
+        pieces: Any,
+        instruction: Any,
+        action: str,
+        by: str,
+        span: slice | None = None,
+    ) -> None:
         """The copy engine accesses what ordinary accesses came before, ordered but with no proxy fence between."""
 
         def classify(column: int, value: int, thread: int, action: str, by: str, piece: int, instruction: Any) -> str:
@@ -122,10 +163,19 @@ class Reporter:
                 return "wgmma-operands-not-fenced"
             return "missing-proxy-fence" if action == "async read" else "async-write-without-proxy-fence"
 
-        self._pairs(last, bad, threads, pieces, instruction, action, by, classify)
+        self._pairs(last, bad, threads, pieces, instruction, action, by, classify, span)
 
     def _pairs(
-        self, last: Any, bad: Any, threads: Any, pieces: Any, instruction: Any, action: str, by: str, classify: Any
+        self,
+        last: Any,
+        bad: Any,
+        threads: Any,
+        pieces: Any,
+        instruction: Any,
+        action: str,
+        by: str,
+        classify: Any,
+        span: slice | None,
     ) -> None:
         tracker = self.tracker
         lanes = np.nonzero(bad)[0]
@@ -144,17 +194,64 @@ class Reporter:
             if not identifier:
                 continue
             self._pairs_named.add(pair)
-            size = tracker.shadow.piece
-            offset = int(pieces[at]) * size
-            slot = offset // self.machine.shared_stride
+            slot = int(pieces[at]) * tracker.shadow.piece // self.machine.shared_stride
             order = "ordered by a barrier, but with no proxy fence between" if ordered else "and nothing orders the two"
-            self.add(
-                identifier,
-                f"{self.thread(thread)} {_DOING[action]} {self.shared(offset, size)}\n    at {place_of(instruction)}\n"
-                f"  after {self._by(column, slot)} {self._past(column, by)} it, {order}\n    at {place_of(before)}",
-                instruction,
-                before,
+            doing = f"{_DOING[action]} {self._bytes(int(pieces[at]), span)}\n    at {place_of(instruction)}\n"
+            if identifier == "wait-on-wrong-parity":
+                self._wrong_parity(tracker.word_of(column, slot), slot, thread, doing, before, instruction)
+                continue
+            what = (
+                f"{self.thread(thread)} {doing}"
+                f"  after {self._by(column, slot)} {self._past(column, by)} it, {order}\n    at {place_of(before)}"
             )
+            added = self.add(identifier, what, instruction, before)
+            owner = self._owner(column, slot)
+            if added and identifier == "source-overwritten-while-read" and by == "read" and owner not in (None, thread):
+                step = int(tracker.clocks.own[STEPS, thread])
+                place = len(self.machine.hazards) - 1
+                self._overwritten.append(_Overwritten(place, owner, value, thread, step, what, (instruction, before)))
+
+    def groups_waited(self, threads: np.ndarray) -> None:
+        """Threads have waited for groups of stores: one that others did not wait for was the wait that they needed.
+
+        Which of the two comes first is chance: who overwrites a source, or who waits for it without telling.
+        """
+        clocks = self.tracker.clocks
+        for one in [one for one in self._overwritten if (threads == one.owner).any()]:
+            if clocks.own[BULK_READ, one.owner] < one.value:
+                continue
+            self._overwritten.remove(one)
+            if clocks.row(int(clocks.known[one.owner]))[clocks.column[one.thread]] < one.step:
+                self.machine.hazards[one.place] = _hazard("wait-group-by-one-thread", one.what, one.instructions)
+
+    def _owner(self, column: int, slot: int) -> int | None:
+        """The thread whose bulk groups a column counts; None for other columns."""
+        clocks = self.tracker.clocks
+        if clocks.kind[column] != BULK_READ:
+            return None
+        return slot // clocks.cluster_size * clocks.cluster_size * self.machine.threads + int(clocks.owner[column])
+
+    def _bytes(self, piece: int, span: slice | None) -> str:
+        """The bytes of an access as messages name them: a piece, or a copy's span and where in it the piece is."""
+        size = self.tracker.shadow.piece
+        if span is None:
+            return self.shared(piece * size, size)
+        inside = f", from its byte {(piece - span.start) * size} on" if piece > span.start else ""
+        return self.shared(span.start * size, (span.stop - span.start) * size) + inside
+
+    def _wrong_parity(self, word: BarrierWord, slot: int, thread: int, doing: str, copy: Any, instruction: Any) -> None:
+        """A wait that passes at once, and what comes of it. From now on the barrier's phases are not what was meant."""
+        word.wrong[:] = True
+        wait = self.tracker.instructions[int(word.waited_by[thread])]
+        self.add(
+            "wait-on-wrong-parity",
+            f"{self.thread(thread)} passes a wait at {self.barrier(word, slot)} at once: its parity is that of the "
+            f"phase before the copy's\n    at {place_of(wait)}\n  then it {doing}  while the copy may be under way\n"
+            f"    at {place_of(copy)}",
+            wait,
+            instruction,
+            copy,
+        )
 
     def _past(self, column: int, by: str) -> str:
         return _PAST[int(self.tracker.clocks.kind[column]), by]
@@ -180,8 +277,7 @@ class Reporter:
             waited = clocks.own[CP_ASYNC, owner] >= value
             return "wait-group-without-copies" if idle.any() and not waited else "cp-async-not-waited"
         if kind == BULK_READ:
-            steps = int(clocks.row(int(clocks.known[thread]))[clocks.owner[column]])
-            if thread != owner and steps < tracker.ends.issued_at.get((slot, column, value), 0):
+            if thread != owner and clocks.own[BULK_READ, owner] >= value:
                 return "wait-group-by-one-thread"
             idle = tracker.waited_bulk[block] & ~tracker.issued_bulk[block]
             return "wait-group-without-copies" if idle.any() else "source-overwritten-while-read"
@@ -286,9 +382,13 @@ class Reporter:
         by: str,
         copy: Copy | None,
         fenced: bool,
+        whole: int = 0,
     ) -> None:
-        """Two accesses of global memory by threads of the grid that nothing orders, or (`fenced`) no proxy fence."""
-        threads, size = self.machine.threads, self.machine.cluster_size
+        """Two accesses of global memory by threads of the grid that nothing orders, or (`fenced`) no proxy fence.
+
+        `whole` are the bytes of all of the later one, where it is a copy.
+        """
+        threads = self.machine.threads
         mine, other = thread // threads, earlier // threads
         if fenced:
             identifier, order = (
@@ -299,23 +399,20 @@ class Reporter:
             order = "and nothing orders the two"
             if mine == other:
                 if copy is not None and by == "write":
-                    if action == "async write":
-                        return
-                    identifier = "store-not-waited"
+                    identifier = "stores-write-same-bytes" if action == "async write" else "store-not-waited"
                 else:
                     identifier = "global-memory-race"
             elif "write" in action and by == "write":
-                if mine // size == other // size:
-                    return
                 identifier = "blocks-write-same-bytes"
             else:
                 identifier = "blocks-read-unordered"
         past = {"read": "read", "write": "wrote"}[by]
         if copy is not None:
             past = "started a copy that reads" if by == "read" else "started a copy that writes"
+        bytes_ = f"{whole} B of global memory, among them {nbytes} B" if whole else f"{nbytes} B of global memory"
         self.add(
             identifier,
-            f"{self.thread_of_grid(thread)} {_DOING[action]} {nbytes} B of global memory at {address:#x} "
+            f"{self.thread_of_grid(thread)} {_DOING[action]} {bytes_} at {address:#x} "
             f"({self.machine.memory.nearest(address)})\n    at {place_of(instruction)}\n"
             f"  after {self.thread_of_grid(earlier)} {past} it, {order}\n    at {place_of(before)}",
             instruction,
@@ -489,8 +586,8 @@ class Reporter:
         """A copy into a block whose barrier is not there."""
         self.add(
             "multicast-without-receiver-barrier",
-            f"{self.thread(thread)} copies into block {self.machine.block_name(slot)}, where no mbarrier is at shared "
-            f"address {8 * word.word:#x}\n    at {place_of(origin)}",
+            f"{self.thread(thread)} copies into block {self.machine.block_name(slot)}, where there is no "
+            f"{self.machine.mbarrier_place(8 * word.word)}\n    at {place_of(origin)}",
             origin,
         )
 

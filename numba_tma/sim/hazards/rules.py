@@ -227,7 +227,8 @@ RULES: dict[str, Rule] = {
     "tma-store-overhang": Rule(
         "warning",
         "a tensor store writes whole 16-byte chunks: where a row ends within one, it writes beyond the row",
-        "make rows a multiple of 16 bytes, or keep nothing behind them",
+        "make rows a multiple of 16 bytes; or keep nothing behind them, as in an array that pitched made, and say so: "
+        'TensorMap(…, store="padding")',
         "cp.async.bulk.tensor",
     ),
     "exit-with-copies-in-flight": Rule(
@@ -253,6 +254,14 @@ RULES: dict[str, Rule] = {
         "blocks run in any order: what two of them write to the same place is left to chance",
         "give each block its own part, or use atomics",
         _MODEL,
+    ),
+    "stores-write-same-bytes": Rule(
+        "error",
+        "bulk and tensor stores of a block are done in any order, be they in one group or in several, until the first "
+        "has been waited for: if two of them write to the same bytes, chance says what is there in the end",
+        "give each store bytes of its own: a box, or a size, no larger than the step to the next one; or a wait_group "
+        "without .read between the two",
+        f"cp.async.bulk; cp.async.bulk.commit_group; {_BULK_WAIT}",
     ),
     "remote-access-before-peer-starts": Rule(
         "error",

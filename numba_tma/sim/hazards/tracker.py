@@ -108,6 +108,7 @@ class Tracker(Observer):
         self._cluster_plane = self.clocks.plane(clusters)
         self._signal_plane = self.clocks.plane(clusters)
         self.ends = Ends(self)
+        self.report.wave()
         self.signals.wave(self.clocks, machine.first_block // machine.cluster_size)
         self.global_memory.wave(self.clocks)
         self.tensor_maps.wave()
@@ -558,6 +559,7 @@ class Tracker(Observer):
         self.acquired_step[threads] = clocks.own[STEPS, threads]
         clocks.acquire(threads, word.plane.done[slots])
         word.seen_phases[threads] = phases
+        word.waited_by[threads] = self.number(instruction)
         word.seen_step[threads] = clocks.own[STEPS, threads]
 
     # Tensor maps in global memory
@@ -713,12 +715,14 @@ class Tracker(Observer):
         origin: Any,
         region: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None,
         pattern: int = 0,
+        reduction: str = "",
+        read: Callable[[], np.ndarray] | None = None,
     ) -> None:
         clocks, shadow = self.clocks, self.shadow
         who = np.array([thread])
         if region is not None:
             column = int(clocks.columns_of(BULK_WRITTEN, who)[0])
-            self.global_memory.stored(thread, region, column, int(group) + 1, origin)
+            self.global_memory.stored(thread, region, column, int(group) + 1, origin, reduction, read)
         if pattern and start % pattern:
             self.report.swizzled(thread, start, pattern, origin)
         self.issued_bulk[thread] = True
@@ -759,7 +763,7 @@ class Tracker(Observer):
         pieces = at + span.start
         threads = np.broadcast_to(who, at.shape)
         if not good.all():
-            self.report.race(last, ~good, threads, pieces, origin, f"async {action}", by)
+            self.report.race(last, ~good, threads, pieces, origin, f"async {action}", by, span)
         ordinary = good & IS_ORDINARY[clocks.kind[columns]] & (values > 0)
         if ordinary.any():
             lanes = np.nonzero(ordinary)[0]
@@ -767,7 +771,7 @@ class Tracker(Observer):
             if not fenced.all():
                 bad = np.zeros(at.size, np.bool_)
                 bad[lanes[~fenced]] = True
-                self.report.unfenced(last, bad, threads, pieces, origin, f"async {action}", by)
+                self.report.unfenced(last, bad, threads, pieces, origin, f"async {action}", by, span)
 
     def cp_async_issued(
         self,
@@ -817,3 +821,4 @@ class Tracker(Observer):
         opened = np.maximum(engine.open_group(threads, "bulk") - (pending or 0), 0)
         for kind in (BULK_READ,) if "reads" in what else (BULK_READ, BULK_WRITTEN):
             clocks.own[kind, threads] = np.maximum(clocks.own[kind, threads], opened)
+        self.report.groups_waited(threads)

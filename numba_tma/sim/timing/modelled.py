@@ -102,17 +102,13 @@ class Modelled:
 
     def _barrier_names(self) -> Any:
         machine = self._machine
-        names = sorted((offset, name, nbytes) for name, offset, nbytes in machine.shared_names())
 
         def name_of(key: tuple) -> str:
             kind, _, number = (*key, 0)[:3]
             if kind != "mbarrier":
                 return f"barrier {number}"
-            address = 8 * number
-            for offset, name, nbytes in reversed(names):
-                if offset <= address < offset + nbytes and name in machine.names_in_plan:
-                    return f"mbarrier {name}[{(address - offset) // 8}]"
-            return f"mbarrier at {address:#x}"
+            name = machine.shared_name(8 * number)
+            return f"mbarrier {name}" if name else f"mbarrier at {8 * number:#x}"
 
         return name_of
 

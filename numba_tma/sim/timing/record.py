@@ -354,9 +354,11 @@ class Recorder(Observer):
         origin: Any,
         region: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None,
         pattern: int = 0,
+        reduction: str = "",
+        read: Any = None,
     ) -> None:
         rows = 1
-        if region is not None:
+        if region is not None and not reduction:
             rows = int(np.prod(region[1][:-1], dtype=np.int64))
         trace = self._trace_of(thread)
         if trace is not None:
