@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -201,6 +202,34 @@ class DeviceView:
             "data": (pointer, False),
             "version": 3,
         }
+
+    def __getitem__(self, index: object) -> DeviceView:
+        """A part of it; no copy."""
+        return part(self, index)
+
+
+def part(array: Any, index: Any) -> Any:
+    """`array[index]` for an index of integers and slices; no copy. Device arrays give a `DeviceView`.
+
+    Raises:
+        TypeError: something else in the index.
+        IndexError: an integer outside, or more of them than dimensions.
+    """
+    described, index = view(array), index if isinstance(index, tuple) else (index,)
+    for one in index:
+        if isinstance(one, (bool, np.bool_)) or not isinstance(one, (int, np.integer, slice, type(...))):
+            raise TypeError(
+                f"index {one!r} of a device array: integers and slices take a part of it; for others make a CuPy or "
+                f"PyTorch array of it (cupy.asarray, torch.as_tensor), which costs no copy"
+            )
+    index = index if ... in index else (*index, ...)  # with it integers alone give an array too, of no dimensions
+    if described.host:
+        return array[index]
+    # NumPy's own arithmetic on an array that is never touched.
+    whole = np.lib.stride_tricks.as_strided(np.empty(1, described.dtype), described.shape, described.strides)
+    selected = whole[index]
+    offset = selected.ctypes.data - whole.ctypes.data
+    return DeviceView(array, described.pointer + offset, selected.shape, selected.strides, described.dtype)
 
 
 def reinterpret(array: object, dtype: np.dtype | type, shape: tuple[int, ...], strides: tuple[int, ...]) -> object:

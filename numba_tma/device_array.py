@@ -57,6 +57,10 @@ class DeviceArray:
         """Address of the first element."""
         return self._allocation + self._lead
 
+    def __getitem__(self, index: object) -> arrays.DeviceView:
+        """A part of it, for an index of integers and slices; no copy."""
+        return arrays.part(self, index)
+
     def __reduce__(self) -> str | tuple:
         # A copy with the same address would free the memory a second time, in another process somebody else's.
         raise TypeError(

@@ -104,3 +104,39 @@ def test_elements_that_a_gpu_cannot_read_are_refused(dtype, message):
         arrays.view(array)
     with pytest.raises(TypeError, match=message):
         arguments.marshal(array, "x")
+
+
+class OnDevice:
+    """An array's interface, as if it lay on a GPU."""
+
+    def __init__(self, host):
+        self.host = host
+        self.__cuda_array_interface__ = {**host.__array_interface__, "strides": host.strides}
+
+
+@pytest.mark.parametrize(
+    "index",
+    [1, -1, slice(1, 4), slice(None, None, -2), ..., (slice(None), 2), (2, slice(1, None)), (..., 0), (1, 2, 3)],
+)
+def test_a_part_is_where_numpy_says(index, rng):
+    host = rng.standard_normal((5, 6, 8), np.float32)[:, ::2, 1:]
+    found = arrays.view(arrays.part(OnDevice(host), index))
+    expected = host[(*index, ...) if isinstance(index, tuple) and ... not in index else index]
+    assert found.pointer == expected.ctypes.data and found.shape == expected.shape
+    assert found.strides == expected.strides or not expected.size
+    np.testing.assert_array_equal(arrays.part(host, index), expected)
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        ([0, 1], TypeError, "integers and slices take a part"),
+        (np.array([True] * 5), TypeError, "integers and slices"),
+        (True, TypeError, "integers and slices"),
+        (5, IndexError, "out of bounds"),
+        ((0, 0, 0, 0), IndexError, "too many indices"),
+    ],
+)
+def test_parts_that_there_are_not(index, error, message):
+    with pytest.raises(error, match=message):
+        arrays.part(OnDevice(np.zeros((5, 6, 8))), index)

@@ -19,7 +19,7 @@ _LENGTHS = (2, 18)  # of answers that computing is timed with
 _ROUNDS = 3
 _WIDTH = 64  # candidates that a search begins with
 _JUST_UNDER = 0.97  # of the longest stage: two equally long ones would take turns in holding each other up
-_SEARCHING = 0.92  # of the time between two batches; writing prompts takes some of the rest, and nobody should wait for it
+_SEARCHING = 0.92  # of the time between two batches; writing prompts takes some of the rest
 _FILLING = 6  # batches until all stages are at work
 
 

@@ -45,18 +45,6 @@ def zeros(shape: Sequence[int], dtype: object) -> Any:
     return upload(np.zeros(shape, dtype))
 
 
-def part(array: Any, index: Any) -> Any:
-    """`array[index]`, a view, for an index of integers and slices."""
-    view = arrays.view(array)
-    # NumPy's own arithmetic on an array that is never touched.
-    whole = np.lib.stride_tricks.as_strided(np.empty(1, view.dtype), view.shape, view.strides)
-    selected = whole[index]
-    if view.host:
-        return array[index]
-    offset = selected.ctypes.data - whole.ctypes.data
-    return DeviceView(array, view.pointer + offset, selected.shape, selected.strides, view.dtype)
-
-
 def reshaped(array: Any, shape: Sequence[int]) -> Any:
     """A contiguous array under another shape, a view."""
     view = arrays.view(array)

@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from .. import driver
+from ..arrays import part
 from ..kernels.attention import bind_attention
 from ..kernels.gemm.matmul import matmul
 from ..launch import Kernel
@@ -36,7 +37,6 @@ from .config import Config
 from .kernels import APPEND_THREADS, ROWS, gpt2_append, make_embed, make_normalise_rows
 from .launches import Launches
 from .linear import Shape, grid, make_linear
-from .memory import part
 from .weights import Linear, Norm, Weights
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

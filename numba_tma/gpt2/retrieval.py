@@ -22,11 +22,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..arrays import part
 from ..overlap import Pipeline
 from . import memory
 from .batches import stream_of
 from .kernels import gpt2_move
-from .memory import part
 from .model import BFLOAT16, Launch, Model, PromptError, Session, padded
 
 # What of a missing or surplus share a search's width is changed by. Where searches are the longest stage they take all
