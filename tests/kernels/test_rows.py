@@ -121,6 +121,8 @@ CHOSEN = [
     ("rmsnorm", "float32", 32767, "cluster", {"parts": 4, "threads": 256, "ahead": 2, "min_blocks": 4}),
     ("rmsnorm", "float32", 131071, "cluster", {"rows": 2, "ahead": 4, "threads": 256}),
     ("rmsnorm", "bfloat16", 8191, "registers", {"threads": 256, "min_blocks": 4}),
+    ("rmsnorm", "bfloat16", 16379, "cluster", {}),
+    ("rmsnorm", "float16", 33003, "cluster", {"rows": 2, "parts": 8, "threads": 256, "ahead": 2, "min_blocks": 4}),
     ("rmsnorm", "bfloat16", 65543, "cluster", {"rows": 2, "ahead": 4, "threads": 256}),
     ("rmsnorm", "float32", 260_001, "cluster", {}),
     ("rmsnorm", "float16", 300_001, "cluster", {"ahead": 3, "threads": 256}),

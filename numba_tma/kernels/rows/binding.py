@@ -286,10 +286,13 @@ def _choose_rmsnorm(vectors: int, half: bool) -> tuple[str, dict[str, Any]]:
         each = 2 if nbytes <= PART_BYTES // 8 else 4
         threads = _threads(vectors, each)
         return "registers", {"threads": threads, "min_blocks": min(32, (1536 if each == 2 else 1024) // threads)}
-    if not half and nbytes <= PART_BYTES // 2:
-        return "registers", {"threads": min(512, _threads(vectors, 2))}
-    if nbytes <= 2 * PART_BYTES:  # 32 KB in a block, four of which fit on an SM
-        return "cluster", {"parts": parts_of(2 * vectors, "cluster"), "threads": 256, "ahead": 2, "min_blocks": 4}
+    if nbytes <= PART_BYTES // 2:
+        return ("cluster", {}) if half else ("registers", {"threads": min(512, _threads(vectors, 2))})
+    four = {"threads": 256, "ahead": 2, "min_blocks": 4}  # blocks on an SM
+    if nbytes <= (2 * PART_BYTES if half else PART_BYTES):
+        return "cluster", {"rows": 2, "parts": parts_of(4 * vectors, "cluster"), **four}
+    if nbytes <= 2 * PART_BYTES:
+        return "cluster", {"parts": parts_of(2 * vectors, "cluster"), **four}
     if 2 * nbytes <= PART_BYTES * MAX_CLUSTER:  # two rows at once halve what the weights cost
         return "cluster", {"rows": 2, "threads": 256, "ahead": 4}
     return "cluster", {"threads": 256, "ahead": 3} if half else {}
