@@ -14,8 +14,9 @@ Without a GPU the same program runs on a `Model` of the engines, with kernels in
 
 from .model import Model
 from .modes import MODES, Mode
-from .pipeline import BatchError, Pipeline, Result, SlotsHeldError
+from .pipeline import Pipeline
 from .report import Alone, Report, Span, ideal, serial, table
+from .results import BatchError, Result, SlotsHeldError
 
 __all__ = [
     "MODES",

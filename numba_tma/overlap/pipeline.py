@@ -12,75 +12,22 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .. import arrays, driver
+from .. import driver
 from . import timeline
+from .batches import named, sources_of
 from .gpu import GpuEngines, OnDevice
 from .model import Model, ModelEngines
 from .modes import COMPUTE, D2H, H2D, PREPARE, THREE_STREAMS, Mode, mode_of
 from .ranges import ranged
 from .report import Report, Span
-from .ring import Lease, Ring, Slot, specs
-
-SOURCE, RESULT = "source", "result"  # where an error may come from, besides the stages
-_DLPACK_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
-
-
-class BatchError(RuntimeError):
-    """A stage of a batch failed; the cause is what it raised.
-
-    Attributes:
-        batch: the batch's number, from 0.
-        stage: "source" (the iterable of batches), "prepare", "H2D", "compute", "D2H", or "result" where the driver
-            tells of an error only when the batch is awaited.
-    """
-
-    def __init__(self, batch: int, stage: str, cause: BaseException) -> None:
-        super().__init__(f"batch {batch}: {stage} failed: {type(cause).__name__}: {cause}")
-        self.batch, self.stage = batch, stage
-        self.__cause__ = cause
-
-    def __reduce__(self) -> tuple:
-        return BatchError, (self.batch, self.stage, self.__cause__)
-
-
-class SlotsHeldError(RuntimeError):
-    """Every slot is held by results that the caller has not let go of, so no batch can go on."""
-
-
-@dataclass
-class Result:
-    """Outputs of a batch: `result["name"]`, a NumPy array.
-
-    Attributes:
-        index: the batch's number, from 0.
-        outputs: by name.
-    """
-
-    index: int
-    outputs: dict[str, np.ndarray]
-    _lease: Lease | None = None
-    _released: bool = field(default=False, init=False, repr=False)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if self._released:
-            raise RuntimeError(
-                f"batch {self.index}: its result was released, and its slot may hold another one: read it before, or "
-                f"use run(…, copy=True)"
-            )
-        return self.outputs[name]
-
-    def release(self) -> None:
-        """Let go of the slot that the outputs lie in (`copy=False`): they are not to be looked at any more."""
-        if self._lease is not None:
-            self.outputs, self._released = {}, True
-            self._lease.release()
-            self._lease = None
+from .results import RESULT, SOURCE, BatchError, Result, SlotsHeldError
+from .ring import Ring, Slot, specs
 
 
 @dataclass(frozen=True)
@@ -543,12 +490,12 @@ class Pipeline:
         def work() -> None:
             if self.prepare is not None:
                 elsewhere = self._prepared_elsewhere(taken.batch, slot.host_inputs)
-                slot.sources = slot.host_inputs | self._staged(elsewhere, slot.host_inputs)
+                slot.sources = slot.host_inputs | self._sources(elsewhere, slot)
                 missing = [name for name in self.inputs if name not in slot.sources]
                 if missing:
                     raise ValueError(f"prepare returned no {', '.join(missing)}, which lie elsewhere, as was said")
             else:
-                slot.sources = self._staged(_named(taken.batch, self.inputs), slot.host_inputs)
+                slot.sources = self._sources(named(taken.batch, self.inputs), slot)
 
         if job.error is None:
             try:
@@ -577,46 +524,8 @@ class Pipeline:
             )
         return returned
 
-    def _staged(self, given: Mapping[str, Any], buffers: dict[str, np.ndarray]) -> dict[str, np.ndarray | OnDevice]:
-        """Where the copies in read each input: arrays on a GPU or in pinned memory as they are, others copied into the
-        slot's buffers."""
-        sources = {}
-        for name, value in given.items():
-            if name not in self.inputs:
-                raise ValueError(f"array {name!r}; the inputs are {', '.join(self.inputs)}")
-            spec, array = self.inputs[name], _located(value)
-            if array.shape != spec.shape or array.dtype != spec.dtype:
-                raise ValueError(
-                    f"input {name!r}: {array.dtype} of shape {array.shape}; the pipeline was made for {spec.dtype} of "
-                    f"shape {spec.shape}: pad the batch, or make a pipeline for it"
-                )
-            if isinstance(array, arrays.ArrayView):
-                sources[name] = self._from_device(name, value, array)
-            elif array.flags.c_contiguous and (not self.mode.pinned or self.engines.is_pinned(array)):
-                sources[name] = array
-            elif name not in buffers:
-                raise ValueError(
-                    f"input {name!r} lies elsewhere, as was said, and in no page-locked memory, or not row by row: it "
-                    f"cannot be copied from there"
-                )
-            else:
-                np.copyto(buffers[name], array)
-                sources[name] = buffers[name]
-        return sources
-
-    def _from_device(self, name: str, value: Any, view: arrays.ArrayView) -> OnDevice:
-        """An array that a GPU has, for the copy in."""
-        if view.layout != "C":
-            raise ValueError(
-                f"input {name!r}: strides {view.strides} B of shape {view.shape} on a GPU leave gaps or change the "
-                f"order; a copy engine reads row by row: make a contiguous copy there first"
-            )
-        if self.engines.modelled:
-            raise TypeError(
-                f"input {name!r} lies on a GPU, and this pipeline runs on a model of one, which takes arrays from host "
-                f"memory: leave model=… out, or copy the array to the host"
-            )
-        return self.engines.on_device(value, view)
+    def _sources(self, given: Mapping[str, Any], slot: Slot) -> dict[str, np.ndarray | OnDevice]:
+        return sources_of(given, slot.host_inputs, self.inputs, self.engines, self.mode.pinned)
 
     def _submit(self, job: _Job) -> None:
         """Enqueue the copies and the computation."""
@@ -697,39 +606,3 @@ class Pipeline:
 def _is_integer(value: Any) -> bool:
     """Whether it counts something: an int or a NumPy integer, and no truth value."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _named(batch: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of a batch by input's name.
-
-    Raises:
-        ValueError: their names or their number are not the inputs'.
-    """
-    if isinstance(batch, Mapping):
-        found = dict(batch)
-    elif isinstance(batch, (tuple, list)):
-        if len(batch) != len(inputs):
-            raise ValueError(f"{len(batch)} arrays; the inputs are {', '.join(inputs)}")
-        found = dict(zip(inputs, batch, strict=True))
-    elif len(inputs) == 1:
-        found = {next(iter(inputs)): batch}
-    else:
-        raise ValueError(f"a {type(batch).__name__}; expected a dict or a tuple of the inputs {', '.join(inputs)}")
-    if found.keys() != inputs.keys():
-        raise ValueError(f"arrays {', '.join(map(str, found))}; the inputs are {', '.join(inputs)}")
-    return found
-
-
-def _located(value: Any) -> np.ndarray | arrays.ArrayView:
-    """A NumPy array over the memory of any host array; where an array on a GPU lies."""
-    if isinstance(value, np.ndarray):
-        return value
-    if not (arrays.is_torch(value) or hasattr(value, "__cuda_array_interface__") or _on_gpu_by_dlpack(value)):
-        return np.asarray(value)
-    view = arrays.view(value)
-    return arrays.reinterpret(value, view.dtype, view.shape, view.strides) if view.host else view
-
-
-def _on_gpu_by_dlpack(value: Any) -> bool:
-    kind = getattr(value, "__dlpack_device__", None)
-    return kind is not None and int(kind()[0]) in _DLPACK_GPU

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from .. import driver
-from .pipeline import RESULT, SOURCE, BatchError, Pipeline, Result
+from .pipeline import Pipeline
+from .results import RESULT, SOURCE, BatchError, Result
 
 _Outputs = list[dict[str, np.ndarray]]
 

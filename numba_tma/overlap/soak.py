@@ -13,7 +13,8 @@ import numpy as np
 from .. import driver
 from . import exercise
 from .modes import COMPUTE, D2H, H2D, PREPARE
-from .pipeline import SOURCE, BatchError, Pipeline
+from .pipeline import Pipeline
+from .results import SOURCE, BatchError
 
 _ROUNDS = 16
 FAULTS = (SOURCE, PREPARE, H2D, COMPUTE, D2H)
