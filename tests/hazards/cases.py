@@ -851,7 +851,7 @@ CASES: dict[str, Case] = {
     ),
     "stores-write-same-bytes": Case(
         "Two stores of a thread write the same place",
-        "The engine may finish the second store before the first: the place holds either, or some of both. A box wider "
+        "The engine may write the second store before the first: the place holds either, or some of both. A box wider "
         "than the step from one to the next does it too, at the edge. (Reductions of one kind may meet: they commute.)",
         _program(
             "Shared(tile=Tiles(2, (64,), float32))",
