@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from numba_tma import launch, report, suite
-from numba_tma.kernels import PROBLEMS, select
+from numba_tma.kernels import select
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -17,7 +17,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", choices=launch.BACKENDS, default=None, help="where to run (default: auto)")
     parser.add_argument("--only", metavar="PROBLEM[.VARIANT]", action="append", help="run just this; may be repeated")
-    parser.add_argument("--list", action="store_true", help="list problems and variants, and stop")
+    parser.add_argument("--list", action="store_true", help="list problems and variants (those of --only), and stop")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results as a JSON list of records")
     parser.add_argument("--quick", action="store_true", help="smallest sizes only")
     parser.add_argument("--seed", type=int, default=None, help="seed of the inputs (default: a fresh one)")
@@ -31,18 +31,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Run; the exit status is 0 when every check passed, 1 when one failed, 130 after Ctrl-C."""
     options = parse(arguments)
-    if options.list:
-        for problem in PROBLEMS:
-            print(f"{problem.name}: {problem.title}")
-            for variant in problem.variants:
-                print(f"  {problem.name}.{variant.name:<14} {variant.idea}")
-        return 0
     try:
         chosen = select(options.only)
         wanted = options.backend or launch.backend()
     except (KeyError, ValueError) as error:
         print(f"run_all: {error.args[0]}", file=sys.stderr)
         return 2
+    if options.list:
+        for problem, variants in chosen:
+            print(f"{problem.name}: {problem.title}")
+            for variant in variants:
+                print(f"  {problem.name}.{variant.name:<14} {variant.idea}")
+        return 0
     refusal = launch.gpu_refusal()
     if wanted == "gpu" and refusal:
         print(f"run_all: --backend gpu: {refusal}; use --backend sim", file=sys.stderr)

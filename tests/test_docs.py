@@ -91,8 +91,9 @@ def test_commands_run(name, line, tmp_path):
             words[words.index("--json") + 1] = str(tmp_path / "results.json")
         if "--output" in words:
             words[words.index("--output") + 1] = str(tmp_path / "output")
-        quick = ["--quick"] if words[1] == "scripts/run_all.py" and "--list" not in words else []
-        run(*words[1:], *quick, timeout=600)
+        # The suite's problems are run by .ci/run all at once: here it is seen that they have these names.
+        listed = ["--list"] if words[1] == "scripts/run_all.py" and "--list" not in words else []
+        run(*words[1:], *listed, timeout=600)
 
 
 def check_options(words: list[str]) -> None:

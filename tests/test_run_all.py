@@ -57,6 +57,8 @@ def test_only_and_list():
     for problem in PROBLEMS:
         for variant in problem.variants:
             assert f"{problem.name}.{variant.name}" in listed
+    assert run("--list", "--only", "softmax.ring").stdout.count("\n") == 2  # the problem's line and the variant's
+    assert run("--list", "--only", "softmax.round").returncode == 2
 
 
 @pytest.mark.parametrize("name", ["sort", "copy.fastest"])

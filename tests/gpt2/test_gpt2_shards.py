@@ -38,7 +38,7 @@ def rows(monkeypatch):
     def cluster(gpus):
         asked.append(list(gpus))
         return distributed.LocalCluster(
-            n_workers=len(asked[-1]), threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=len(asked[-1]), threads_per_worker=1, processes=False, dashboard_address=":0"
         )
 
     monkeypatch.setattr(benchmark_shards, "gpu_cluster", cluster)
