@@ -257,9 +257,9 @@ RULES: dict[str, Rule] = {
     ),
     "stores-write-same-bytes": Rule(
         "error",
-        "stores of one group write in any order; groups of a thread complete one after the other, but no rule makes the "
-        "writes of the second wait for those of the first, and other threads' groups know nothing of them: what two "
-        "stores write to the same bytes is in order only if the first was waited for",
+        "stores of one group write in any order; groups of a thread complete one after the other, but no rule makes "
+        "the writes of the second wait for those of the first, and other threads' groups know nothing of them: what "
+        "two stores write to the same bytes is in order only if the first was waited for",
         "give each store bytes of its own: a box, or a size, no larger than the step to the next one; or a wait_group "
         "without .read between the two",
         f"Async-group mechanism; cp.async.bulk.commit_group; {_BULK_WAIT}",
