@@ -259,6 +259,13 @@ def free(address: int) -> None:
     check(_driver().cuMemFree(address), "cuMemFree")
 
 
+def memory() -> tuple[int, int]:
+    """Bytes of the current GPU's memory that are free, and all of them."""
+    current_device()  # the driver asks for a context
+    available, total = check(_driver().cuMemGetInfo(), "cuMemGetInfo")
+    return int(available), int(total)
+
+
 def mapped_memory(nbytes: int) -> tuple[np.ndarray, int]:
     """Host memory that GPUs can write, zeroed: as a NumPy uint8 array, and its address for kernels.
 

@@ -386,6 +386,20 @@ def test_what_was_bound_belongs_to_a_gpu(monkeypatch):
     assert launched == [0, 1]
 
 
+def test_memory_is_asked_for_with_a_context(monkeypatch):
+    """The driver answers that of a context only, and a process may have made none yet."""
+    asked = []
+
+    class Driver:
+        def cuMemGetInfo(self):
+            asked.append("memory")
+            return 0, 5, 9
+
+    monkeypatch.setattr(driver, "current_device", lambda: asked.append("context"))
+    monkeypatch.setattr(driver, "_driver", Driver)
+    assert driver.memory() == (5, 9) and asked == ["context", "memory"]
+
+
 def test_launches_from_threads(rng):
     outputs = [np.zeros(64, np.float32) for _ in range(4)]
 

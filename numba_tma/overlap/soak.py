@@ -30,9 +30,7 @@ def device_bytes() -> int:
     """Memory in use on the current GPU; 0 without one."""
     if not driver.device_count():
         return 0
-    from cuda.bindings import driver as cu
-
-    free, total = driver.check(cu.cuMemGetInfo(), "cuMemGetInfo")
+    free, total = driver.memory()
     return total - free
 
 
