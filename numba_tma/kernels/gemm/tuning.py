@@ -237,7 +237,7 @@ def write_table(costs: list[dict[str, Any]], shapes: list[dict[str, Any]], circu
     entries = [
         {"itemsize": dtypes.lookup(s["dtype"]).size, "shape": s["shape"], "configuration": s["configuration"]}
         for s in shapes
-        if s["dtype"] == "bfloat16"  # whose configurations serve all
+        if (s["dtype"], s["b_major"]) == ("bfloat16", "k")  # whose configurations serve all
     ]
     choice.TABLE.write_text(json.dumps({"circumstances": circumstances, "costs": costs, "shapes": entries}, indent=1))
     choice.table.cache_clear()

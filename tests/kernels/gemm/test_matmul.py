@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 
@@ -289,3 +290,20 @@ def test_random_products_on_the_gpu(seed):
         if not error <= ROUNDING[out_dtype] * 1.1 + allowed:
             wrong.append((shape, dtype, b_major, out_dtype, activation, error))
     assert not wrong
+
+
+def test_the_table_has_a_configuration_for_each_shape(tmp_path, monkeypatch):
+    """Of B by rows along K: what was measured of another order or type is not what `choice` is asked for."""
+    shapes = [(entry["itemsize"], *entry["shape"].values()) for entry in json.loads(choice.TABLE.read_text())["shapes"]]
+    assert len(set(shapes)) == len(shapes) > 20
+    monkeypatch.setattr(choice, "TABLE", tmp_path / "tuned.json")
+    shape = {"batch": 1, "m": 64, "n": 64, "k": 64}
+    kinds = [("bfloat16", "k"), ("bfloat16", "n"), ("float16", "k"), ("float32", "k")]
+    measured = [
+        {"dtype": dtype, "b_major": major, "shape": shape, "configuration": {"columns": columns}}
+        for columns, (dtype, major) in enumerate(kinds)
+    ]
+    tuning.write_table([], measured, {})
+    assert json.loads(choice.TABLE.read_text())["shapes"] == [
+        {"itemsize": 2, "shape": shape, "configuration": {"columns": 0}}
+    ]
