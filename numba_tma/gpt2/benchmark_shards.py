@@ -15,6 +15,7 @@ import numpy as np
 from ..overlap import Pipeline, Result
 from ..overlap.shards import Sharded, gpu_cluster
 from .batches import BatchInference
+from .benchmark_workloads import prompts
 from .config import Config
 from .model import Model
 from .precompile import compile_all
@@ -24,7 +25,6 @@ BATCH, LENGTH = 8, 1024
 # Positions whose logits come back: how many batches each GPU gets in a run, and how many a worker gets at once. Of 0,
 # the last token's come, float32; those of 224 are copied for as long as computing takes, on an H200.
 RUNS = {0: (128, 16), 224: (8, 4)}
-_KINDS = 4  # different batches, which take turns
 _TOGETHER = 2  # arrays of one transfer
 _REPEATS = 3
 _TOLERANCE = 2**-7  # of the largest logit: bfloat16's last bit
@@ -44,12 +44,6 @@ def _model(config: Config) -> Model:
 def make_pipeline(config: Config, batch: int, length: int, every: int, **options: Any) -> Pipeline:
     """Batches of prompts through a model of random weights; in a worker, on its GPU."""
     return BatchInference(_model(config), batch, length, every=every, **options).pipeline
-
-
-def _prompts(config: Config, batch: int, length: int) -> list[np.ndarray]:
-    """Different batches, always the same."""
-    rng = np.random.default_rng(4)
-    return [rng.integers(0, config.vocab_size, (batch, length)) for _ in range(_KINDS)]
 
 
 def by_gpus(
@@ -83,7 +77,7 @@ def by_gpus(
     """
     config = config or Config()
     make = functools.partial(make_pipeline, config, batch, length, **options)
-    batches = _prompts(config, batch, length)
+    batches = prompts(config, batch, length)
     expected = {}
     for every, (count, _) in runs.items():
         with make(every) as pipeline:

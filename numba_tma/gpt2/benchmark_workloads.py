@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..overlap import Alone, Pipeline, Report, ideal
+from ..overlap import Alone, Pipeline, ideal
 from ..overlap.modes import STAGES
-from ..overlap.rates import stages_alone
+from ..overlap.rates import middle, run, stages_alone
 from .batches import BatchInference
+from .config import Config
 from .model import Model
 from .retrieval import OfDocuments, Request, Retrieval, Store, make_index
 
@@ -21,13 +22,6 @@ _WIDTH = 64  # candidates that a search begins with
 _JUST_UNDER = 0.97  # of the longest stage: two equally long ones would take turns in holding each other up
 _SEARCHING = 0.92  # of the time between two batches; writing prompts takes some of the rest
 _FILLING = 6  # batches until all stages are at work
-
-
-def run(pipeline: Pipeline, batches: Sequence[Any], count: int) -> Report:
-    """`count` batches, the same again and again."""
-    for result in pipeline.run((batches[i % len(batches)] for i in range(count)), copy=False):
-        result.release()
-    return pipeline.report
 
 
 def runs_beside_ideal(
@@ -47,7 +41,7 @@ def runs_beside_ideal(
         if not modelled:
             run(pipeline, batches, min(count, _FILLING))
         reports = [run(pipeline, batches, count) for _ in range(1 if modelled else repeats)]
-        report = sorted(reports, key=lambda report: report.seconds)[len(reports) // 2]
+        report = middle(reports)
         busy = report.busy()
         longest = max(busy.values())
         rows.append(
@@ -80,7 +74,7 @@ def batches_beside_ideal(
         pictures: a folder for timelines.
         options: the pipeline's.
     """
-    batches = _prompts(model, batch, length)
+    batches = prompts(model.config, batch, length)
     found = {}
     for mode in ("serial_pageable", "serial_pinned", "three_streams", "producer"):
         with BatchInference(model, batch, length, every=every, mode=mode, record=True, **options) as inference:
@@ -95,7 +89,7 @@ def gains(
 ) -> list[dict[str, Any]]:
     """What three streams gain over one thing at a time, for each number of positions whose logits come back (0: the
     last one alone)."""
-    batches = _prompts(model, batch, length)
+    batches = prompts(model.config, batch, length)
     rows = []
     for every in shares:
         row: dict[str, Any] = {"tokens": batch * length, "every": every}
@@ -116,9 +110,10 @@ def _draw(pipeline: Pipeline, batches: Sequence[Any], path: Path) -> None:
         pipeline.save_timeline(path.with_name(path.name + suffix))
 
 
-def _prompts(model: Model, batch: int, length: int) -> list[np.ndarray]:
+def prompts(config: Config, batch: int, length: int) -> list[np.ndarray]:
+    """Different batches, always the same."""
     rng = np.random.default_rng(4)
-    return [rng.integers(0, model.config.vocab_size, (batch, length)) for _ in range(4)]
+    return [rng.integers(0, config.vocab_size, (batch, length)) for _ in range(4)]
 
 
 def retrieval_beside_ideal(

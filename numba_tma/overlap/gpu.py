@@ -50,9 +50,9 @@ class GpuEngines:
     modelled = False
 
     def __init__(self, ordinal: int | None = None) -> None:
-        if not driver.device_count():
-            raise driver.LaunchError("there is no CUDA GPU (or no driver) here; pass a Model(…) to run without one")
         count = driver.device_count()
+        if not count:
+            raise driver.LaunchError("there is no CUDA GPU (or no driver) here; pass a Model(…) to run without one")
         if ordinal is not None and not 0 <= ordinal < count:
             raise driver.LaunchError(f"device {ordinal}: there is no such GPU; the {count} here are 0 to {count - 1}")
         from cuda.core import Device, EventOptions, LegacyPinnedMemoryResource, StreamOptions

@@ -12,7 +12,7 @@ import numpy as np
 from .. import driver
 from . import exercise
 from .modes import MODES
-from .rates import measure_rates, stages_alone
+from .rates import measure_rates, middle, run, stages_alone
 from .report import Alone, Report, ideal
 
 _DISTINCT = 4  # so many different batches are sent, again and again
@@ -47,13 +47,8 @@ def run_mode(
                 raise ArithmeticError(f"{pipeline.mode.name}: batch {result.index} is wrong")
         found = {}
         for count in counts:
-            runs = []
-            for _ in range(1 if pipeline.engines.modelled else repeats):
-                for result in pipeline.run((inputs[i % len(inputs)] for i in range(count)), copy=False):
-                    result.release()
-                runs.append(pipeline.report)
-            runs.sort(key=lambda report: report.seconds)
-            found[count] = runs[len(runs) // 2]
+            times = 1 if pipeline.engines.modelled else repeats
+            found[count] = middle([run(pipeline, inputs, count) for _ in range(times)])
     return found, alone
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from ..device_array import DeviceArray
 from . import exercise
 from .gpu import GpuEngines
-from .rates import stages_alone
+from .rates import middle, run, stages_alone
 from .report import ideal
 
 HOST, OWN, PEER = "pinned host memory", "its own GPU", "another GPU"  # where batches lie
@@ -47,13 +46,7 @@ def fed_from(words: int, rounds: int, count: int = 32, *, device: int = 0, peer:
                 if not np.array_equal(result["words"], expected[result.index]):
                     raise ArithmeticError(f"batches in {place}: batch {result.index} is wrong")
             alone = stages_alone(pipeline, batches[0])
-            reports = []
-            for _ in range(_REPEATS):
-                for result in pipeline.run((batches[i % _DISTINCT] for i in range(count)), copy=False):
-                    result.release()
-                reports.append(pipeline.report)
-        middle = statistics.median_low(report.seconds for report in reports)
-        report = next(report for report in reports if report.seconds == middle)
+            report = middle([run(pipeline, batches, count) for _ in range(_REPEATS)])
         found[place] = {
             "batches": count,
             "bytes": 4 * words,

@@ -20,6 +20,7 @@ from . import exercise, loops
 from .gpu import GpuEngines
 from .model import Model, ModelEngines
 from .modes import ENGINES, Mode
+from .rates import middle
 from .report import Report
 
 
@@ -76,7 +77,7 @@ class Setting:
                 reports.append(pipeline.report)
             if not np.array_equal(last[1], exercise.reference(batches[-1]["words"], self.rounds)):
                 raise ArithmeticError(f"{pipeline.mode.name}: the last batch's result is wrong")
-        return sorted(reports, key=lambda report: report.seconds)[len(reports) // 2]
+        return middle(reports)
 
 
 def pageable(setting: Setting) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from .. import arrays, driver
 from ..device_array import DeviceArray
 from .gpu import GpuEngines, OnDevice, can_access_peer, disable_peer_access, enable_peer_access
 from .pipeline import Pipeline
-from .report import Alone
+from .report import Alone, Report
 
 _REPEATS = 5
 _IN_A_ROW = 4  # pieces of work behind each other, as in a pipeline that is full
@@ -193,6 +193,18 @@ def _from_peer(reader: int, owner: int, words: np.ndarray) -> tuple[_Way, Device
     source = engines.on_device(array, arrays.view(array))
     target = engines.device_array(words.shape, words.dtype)
     return _Way(engines, source.nbytes, [functools.partial(engines.copy_in, target, source)]), target
+
+
+def run(pipeline: Pipeline, batches: Sequence[Any], count: int) -> Report:
+    """A run of `count` batches, the same again and again, whose results are let go of at once."""
+    for result in pipeline.run((batches[i % len(batches)] for i in range(count)), copy=False):
+        result.release()
+    return pipeline.report
+
+
+def middle(reports: Sequence[Report]) -> Report:
+    """Of runs of the same, the one of median time."""
+    return sorted(reports, key=lambda report: report.seconds)[len(reports) // 2]
 
 
 def stages_alone(pipeline: Pipeline, batch: Any, count: int = _IN_A_ROW) -> Alone:
